@@ -1,0 +1,55 @@
+# Every target that needs Python first sets up $(VENV); a second run finds it ready.
+#   VENV         where the virtual environment lives
+#   PYTHON       which Python (3.11 or newer) makes it
+#   PIP_ARGS     more arguments for pip install, such as another index for torch
+#   PYTEST_ARGS  more arguments for pytest
+
+VENV ?= .venv
+PYTHON ?= $(shell for p in python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.shardkeep-ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench torture docs clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY) ## four processes make, reshard and gather a sharded tensor
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4 examples/reshard_demo.py
+
+test: $(READY) ## all tests and the examples in docstrings
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(READY) ## style, format, types, and which folder may import which
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+bench: $(READY) ## time and memory, beside PyTorch's own functions
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.memory
+
+torture: $(READY) ## property tests with many more examples, and tests marked `torture` (long)
+	SHARDKEEP_TORTURE=1 $(BIN)/python -m pytest tests -m "torture or hypothesis" \
+		--hypothesis-profile=torture $(PYTEST_ARGS)
+
+docs: $(READY) ## run the examples in the documentation pages (builds no site)
+	$(BIN)/python -m pytest tests/docs $(PYTEST_ARGS)
+
+clean: ## remove caches and build products; keeps $(VENV)
+	rm -rf build dist .hypothesis .import_linter_cache .pytest_cache .ruff_cache
+	find src tests benchmarks examples docs -name __pycache__ -type d -prune \
+		-exec rm -rf {} + 2>/dev/null || true
+
+# torch comes first and alone, so that the pinned build is in place before anything asks for one.
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "shardkeep needs Python 3.11 or newer: set PYTHON" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt $(PIP_ARGS) torch
+	$(BIN)/python -m pip install -q -c constraints.txt $(PIP_ARGS) -e '.[dev]'
+	@touch $@

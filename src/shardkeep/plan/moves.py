@@ -1,0 +1,145 @@
+"""Who sends which boxes to whom, when a tensor goes from one layout to another?
+
+Every rank computes its own part of the answer from the two layouts alone, and sender and
+receiver arrive at the same order, so nothing has to be negotiated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from shardkeep.boxes import Box, meetings
+from shardkeep.errors import CoverError
+from shardkeep.layouts import Layout, Part
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One box on its way: from a place in the source's memory to a place in the target's."""
+
+    source_rank: int
+    source_buffer: int
+    source_place: Box
+    target_rank: int
+    target_buffer: int
+    target_place: Box
+
+    @property
+    def numel(self) -> int:
+        return self.target_place.numel
+
+
+@dataclass(frozen=True, slots=True)
+class RankMoves:
+    """All that one rank has to do: copies within itself, boxes to send, boxes to receive."""
+
+    copies: tuple[Move, ...]
+    sends: tuple[Move, ...]
+    """Ordered by target rank, then by the target's memory."""
+    receives: tuple[Move, ...]
+    """Ordered by source rank, then by the target's memory."""
+
+
+@lru_cache(maxsize=16384)
+def plan_moves(sources: tuple[Layout, ...], target: Layout, rank: int) -> RankMoves:
+    """What `rank` copies, sends and receives so that `target` is filled from `sources`.
+
+    Each of `sources` is by itself a complete set of holders; a target rank reads from the
+    first one that it takes part in. Replicas share the sending evenly.
+    """
+    wanted = list(_incoming(sources, target, rank))
+    _require_covered(target, rank, wanted)
+    copies = tuple(move for move in wanted if move.source_rank == rank)
+    receives = [move for move in wanted if move.source_rank != rank]
+    sends = list(_outgoing(sources, target, rank))
+    return RankMoves(
+        copies,
+        tuple(sorted(sends, key=lambda move: (move.target_rank, *_memory_order(move)))),
+        tuple(sorted(receives, key=lambda move: (move.source_rank, *_memory_order(move)))),
+    )
+
+
+def _memory_order(move: Move) -> tuple[int, tuple[int, ...]]:
+    return move.target_buffer, move.target_place.start
+
+
+def _source_for(sources: tuple[Layout, ...], target_rank: int) -> Layout:
+    for source in sources:
+        if target_rank in source.ranks:
+            return source
+    return sources[target_rank % len(sources)]
+
+
+def _incoming(sources: tuple[Layout, ...], target: Layout, rank: int) -> Iterator[Move]:
+    source = _source_for(sources, rank)
+    boxes, wanted = tuple(source.holders), target.parts_of(rank)
+    for box_index, wanted_index, shared in meetings(boxes, [part.box for part in wanted]):
+        holder = _holder(source.holders[boxes[box_index]], rank, box_index)
+        yield _move(holder, wanted[wanted_index], shared)
+
+
+def _outgoing(sources: tuple[Layout, ...], target: Layout, rank: int) -> Iterator[Move]:
+    for source in sources:
+        mine = {part.box for part in source.parts_of(rank)}
+        if not mine:
+            continue
+        boxes = [(index, box) for index, box in enumerate(source.holders) if box in mine]
+        wanted = _parts_of_others(sources, source, target, rank)
+        for position, wanted_index, shared in meetings(
+            [box for _, box in boxes], [part.box for part in wanted]
+        ):
+            (box_index, box), part = boxes[position], wanted[wanted_index]
+            holder = _holder(source.holders[box], part.rank, box_index)
+            if holder.rank == rank:
+                yield _move(holder, part, shared)
+
+
+def _parts_of_others(
+    sources: tuple[Layout, ...], source: Layout, target: Layout, rank: int
+) -> list[Part]:
+    return [
+        part
+        for other in target.ranks
+        if other != rank and _source_for(sources, other) is source
+        for part in target.parts_of(other)
+    ]
+
+
+def _holder(holders: Sequence[Part], target_rank: int, box_index: int) -> Part:
+    """The holder that serves `target_rank`: itself if it can, else the replicas in turn."""
+    for holder in holders:
+        if holder.rank == target_rank:
+            return holder
+    return holders[(target_rank + box_index) % len(holders)]
+
+
+def _move(holder: Part, wanted: Part, shared: Box) -> Move:
+    return Move(
+        holder.rank,
+        holder.buffer,
+        _place_of(shared, holder),
+        wanted.rank,
+        wanted.buffer,
+        _place_of(shared, wanted),
+    )
+
+
+def _place_of(shared: Box, part: Part) -> Box:
+    """Where in the part's memory the shared box lies."""
+    return shared.relative_to(part.box.start).shifted(part.place.start)
+
+
+def _require_covered(target: Layout, rank: int, moves: Iterable[Move]) -> None:
+    # Distinct source boxes are disjoint, so equal volumes prove that no cell is missing.
+    found: dict[int, int] = {}
+    for move in moves:
+        found[move.target_buffer] = found.get(move.target_buffer, 0) + move.numel
+    for part in target.parts_of(rank):
+        found[part.buffer] = found.get(part.buffer, 0) - part.box.numel
+    if any(found.values()):
+        raise CoverError(
+            f"rank {rank} wants {', '.join(map(str, target.boxes_of(rank)))} of a tensor of shape "
+            f"{target.shape}, but no rank holds all of it; check the source's layout"
+        )

@@ -1,0 +1,101 @@
+"""Is everyone ready, and do all say the same? If one rank is not, every rank raises.
+
+Checks that could fail on one rank alone run before the first message of an act, and their
+outcome is exchanged, so that nobody waits for a rank that has given up.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+import torch
+
+from shardkeep.errors import (
+    InvalidError,
+    RankFailedError,
+    RankInputError,
+    RanksDisagreeError,
+    name_ranks,
+)
+from shardkeep.ranks.group import RankGroup
+
+_RECORD_NBYTES = 256
+_LENGTH_NBYTES = 8
+_OK, _INPUT, _OTHER = b"\0", b"\1", b"\2"
+
+
+def share_bytes(group: RankGroup, payload: bytes) -> list[bytes]:
+    """Every rank's payload, by group rank."""
+    if group.messenger is None or group.size == 1:
+        return [payload]
+    room = _RECORD_NBYTES - _LENGTH_NBYTES
+    head = len(payload).to_bytes(_LENGTH_NBYTES, "little") + payload[:room]
+    heads = _all_gather(group, head, _RECORD_NBYTES)
+    lengths = [int.from_bytes(head[:_LENGTH_NBYTES], "little") for head in heads]
+    if max(lengths) > room:
+        bodies = _all_gather(group, payload, max(lengths))
+    else:
+        bodies = [head[_LENGTH_NBYTES:] for head in heads]
+    return [body[:length] for body, length in zip(bodies, lengths, strict=True)]
+
+
+def _all_gather(group: RankGroup, payload: bytes, nbytes: int) -> list[bytes]:
+    if group.messenger is None:
+        return [payload]
+    padded = bytearray(payload.ljust(nbytes, b"\0"))
+    mine = torch.frombuffer(padded, dtype=torch.uint8).to(group.wire_device)
+    everyone = [torch.empty_like(mine) for _ in group.ranks]
+    group.messenger.allgather([everyone], [mine]).wait()
+    return [bytes(one.cpu().numpy()) for one in everyone]
+
+
+def agree(group: RankGroup, phase: str, check: Callable[[], bytes]) -> list[bytes]:
+    """Run `check` on every rank; the facts it returned by group rank, or one error on all.
+
+    Raises RankInputError where every failure is bad input (a ValueError or TypeError),
+    else RankFailedError; each names the ranks and what they said.
+    """
+    if group.size == 1:
+        return [check()]
+    error: Exception | None = None
+    try:
+        payload = _OK + check()
+    except Exception as caught:
+        error = caught
+        kind = _INPUT if isinstance(caught, ValueError | TypeError) else _OTHER
+        payload = kind + f"{type(caught).__name__}: {caught}".encode()
+    answers = share_bytes(group, payload)
+    failures = {
+        rank: answer
+        for rank, answer in zip(group.ranks, answers, strict=True)
+        if answer[:1] != _OK
+    }
+    if failures:
+        texts = {rank: answer[1:].decode(errors="replace") for rank, answer in failures.items()}
+        only_input = all(answer[:1] == _INPUT for answer in failures.values())
+        raise (RankInputError if only_input else RankFailedError)(texts, phase) from error
+    return [answer[1:] for answer in answers]
+
+
+def agree_equal(group: RankGroup, phase: str, check: Callable[[], object]) -> None:
+    """Run `check` on every rank and require that all return the same JSON value."""
+    answers = agree(group, phase, lambda: json.dumps(check(), sort_keys=True).encode())
+    if len(set(answers)) > 1:
+        raise RanksDisagreeError(f"{phase}: ranks disagree:\n" + _by_answer(group.ranks, answers))
+
+
+def _by_answer(ranks: Sequence[int], answers: Sequence[bytes]) -> str:
+    holders: dict[bytes, list[int]] = {}
+    for rank, answer in zip(ranks, answers, strict=True):
+        holders.setdefault(answer, []).append(rank)
+    return "\n".join(f"  {name_ranks(who)}: {text.decode()}" for text, who in holders.items())
+
+
+def require_member(group: RankGroup, rank: int, name: str) -> int:
+    """`rank` if it is one of the group's global ranks."""
+    if rank not in group:
+        raise InvalidError(
+            f"{name}={rank} is not in the group; its global ranks are {list(group.ranks)}"
+        )
+    return rank

@@ -1,0 +1,24 @@
+"""Which tests run, and how many examples does a property try?
+
+A property test sets no `max_examples` of its own, so that `make torture` can raise it for all.
+"""
+
+import os
+
+import pytest
+from hypothesis import settings
+
+# No deadline: the first example of a test pays for imports and process start.
+settings.register_profile("shardkeep", max_examples=100, deadline=None)
+settings.register_profile("torture", max_examples=5000, deadline=None)
+settings.load_profile("shardkeep")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long campaigns to `make torture`."""
+    if os.environ.get("SHARDKEEP_TORTURE"):
+        return
+    long = [item for item in items if item.get_closest_marker("torture")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
