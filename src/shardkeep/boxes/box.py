@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import eq, index
+from operator import add, eq, ge, index, le, neg, sub
 from typing import SupportsIndex
 
 from shardkeep.errors import InvalidError
@@ -75,7 +75,7 @@ class Box:
     def sized(cls, start: Sequence[int], shape: Sequence[int]) -> Box:
         """The box of this shape whose first cell is `start`."""
         _require_same_ndim(start, shape)
-        return cls(tuple(start), tuple(a + n for a, n in zip(start, shape, strict=True)))
+        return cls(tuple(start), tuple(map(add, start, shape)))
 
     @classmethod
     def parse(cls, text: str) -> Box:
@@ -91,7 +91,7 @@ class Box:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple([b - a for a, b in zip(self.start, self.stop, strict=True)])
+        return tuple(map(sub, self.stop, self.start))
 
     @property
     def ndim(self) -> int:
@@ -122,15 +122,12 @@ class Box:
     def contains(self, other: Box) -> bool:
         """Whether `other` lies within; an empty box must lie within by its place, too."""
         _require_same_ndim(self.start, other.start)
-        starts = zip(self.start, other.start, strict=True)
-        stops = zip(self.stop, other.stop, strict=True)
-        return all(a <= b for a, b in starts) and all(a >= b for a, b in stops)
+        return all(map(le, self.start, other.start)) and all(map(ge, self.stop, other.stop))
 
     def shifted(self, by: Sequence[int]) -> Box:
         """The same box moved by an offset per dim, which must not take it below 0."""
         _require_same_ndim(self.start, by)
-        start = tuple([a + n for a, n in zip(self.start, by, strict=True)])
-        return Box(start, tuple([b + n for b, n in zip(self.stop, by, strict=True)]))
+        return Box(tuple(map(add, self.start, by)), tuple(map(add, self.stop, by)))
 
     def relative_to(self, origin: Sequence[int]) -> Box:
         """The same box counted from `origin`: a global box becomes local to a shard.
@@ -138,7 +135,7 @@ class Box:
         >>> Box((4, 4), (6, 8)).relative_to((4, 0))
         Box(start=(0, 4), stop=(2, 8))
         """
-        return self.shifted([-a for a in origin])
+        return self.shifted(tuple(map(neg, origin)))
 
     def slices(self) -> tuple[slice, ...]:
         """What to index an array with to get this box of it."""
@@ -149,8 +146,8 @@ class Box:
         return f"[{', '.join(spans)}]"
 
 
-_set_start = Box.start.__set__  # type: ignore[attr-defined]
-_set_stop = Box.stop.__set__  # type: ignore[attr-defined]
+_set_start: Callable[[Box, tuple[int, ...]], None] = vars(Box)["start"].__set__
+_set_stop: Callable[[Box, tuple[int, ...]], None] = vars(Box)["stop"].__set__
 
 
 def trusted_box(start: tuple[int, ...], stop: tuple[int, ...]) -> Box:

@@ -47,7 +47,9 @@ def find_defects(shape: Ints, starts: Ints, stops: Ints) -> Iterator[Defect]:
 
     Boxes must lie within `shape`. Empty ones do not matter: their marks cancel.
     """
-    split = np.flatnonzero((starts != 0).any(axis=1) | (stops != shape[:, None]).any(axis=1))
+    whole = (starts == 0).all(axis=1) & (stops == shape[:, None]).all(axis=1)
+    # A dim that no box splits adds nothing, but one of size 0 is what makes all marks cancel.
+    split = np.flatnonzero(~whole | (shape == 0))
     residue = _residue(shape[split], starts[split], stops[split])
     while residue.values.size:
         defect, residue = _split_off(residue, shape[split], starts[split], stops[split])

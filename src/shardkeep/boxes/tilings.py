@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardkeep.boxes.corners import Defect
 
 # Up to this many corners, a dict is faster than arrays (and than importing numpy).
-_FEW_CORNERS = 256
+_FEW_CORNERS = 128
 
 _MAX_NAMED = 4
 

@@ -163,6 +163,18 @@ class ListedLayout(Layout):
     def from_boxes(
         cls, shape: Shape, boxes: tuple[tuple[int, Box], ...], ranks: Iterable[int] | None
     ) -> ListedLayout:
+        layout = cls.of_wishes(shape, boxes, ranks)
+        _require_disjoint(layout.listed_parts)
+        return layout
+
+    @classmethod
+    def of_wishes(
+        cls,
+        shape: Shape,
+        boxes: Iterable[tuple[int, Box]],
+        ranks: Iterable[int] | None = None,
+    ) -> ListedLayout:
+        """Boxes that ranks ask for: as targets they may overlap and leave gaps."""
         parts: list[Part] = []
         shapes: dict[int, list[Shape]] = {rank: [] for rank in ranks or ()}
         for rank, box in boxes:
@@ -171,7 +183,6 @@ class ListedLayout(Layout):
             if not box.is_empty:
                 parts.append(Part(box, rank, len(own), Box.whole(box.shape)))
             own.append(box.shape)
-        _require_disjoint(parts)
         frozen = tuple((rank, tuple(own)) for rank, own in sorted(shapes.items()))
         return cls(shape, tuple(parts), frozen)
 

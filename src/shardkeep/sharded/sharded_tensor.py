@@ -11,7 +11,6 @@ from shardkeep.errors import InvalidError, UnsupportedError
 from shardkeep.layouts.reading import shards_layout
 from shardkeep.ranks import RankGroup
 from shardkeep.sharded.metadata import ShardedTensorMetadata, ShardMetadata, TensorProperties
-from shardkeep.sharded.remote_device import RemoteDevice
 from shardkeep.sharded.shard import Shard
 from shardkeep.sharded.specs import ShardingSpec, infer_sharding_spec
 
@@ -387,8 +386,3 @@ class ShardedTensor(ShardedTensorBase):
         from shardkeep.sharded.saving import reduce
 
         return reduce(self)
-
-
-def rank_placement(rank: int, device: torch.device) -> RemoteDevice:
-    """A device of a global rank."""
-    return RemoteDevice.on_rank(rank, device)

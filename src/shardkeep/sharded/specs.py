@@ -133,25 +133,21 @@ def _as_chunks(shards: Sequence[ShardMetadata]) -> ChunkShardingSpec | None:
     return spec if made == ordered else None
 
 
-def spec_of_layout(
-    layout: Layout, device_of: dict[int, torch.device] | torch.device
-) -> EnumerableShardingSpec:
-    """A spec with the layout's boxes; empty for no rank. Layouts with replicas are refused."""
+def spec_of_layout(layout: Layout, device: torch.device) -> EnumerableShardingSpec:
+    """A spec with the layout's boxes, all on this device. Layouts with replicas are refused."""
     if layout.has_replicas:
         raise InvalidError(
             "a sharded tensor holds each cell once, this layout holds some on several ranks:\n"
             + layout.describe()
         )
-    shards: list[ShardMetadata] = []
-    for rank in layout.ranks:
-        device = device_of if isinstance(device_of, torch.device) else device_of[rank]
-        for part in layout.parts_of(rank):
-            shards.append(ShardMetadata.of_box(part.box, RemoteDevice.on_rank(rank, device)))
-    return EnumerableShardingSpec(shards or [_empty_shard(layout)])
+    shards = [
+        ShardMetadata.of_box(part.box, RemoteDevice.on_rank(part.rank, device))
+        for part in layout.parts()
+    ]
+    return EnumerableShardingSpec(shards or [_empty_shard(layout, device)])
 
 
-def _empty_shard(layout: Layout) -> ShardMetadata:
+def _empty_shard(layout: Layout, device: torch.device) -> ShardMetadata:
     # A tensor without cells still needs an owner for its (empty) memory.
-    return ShardMetadata.of_box(
-        Box.whole(layout.shape), RemoteDevice.on_rank(layout.ranks[0], "cpu")
-    )
+    owner = RemoteDevice.on_rank(layout.ranks[0], device)
+    return ShardMetadata.of_box(Box.whole(layout.shape), owner)

@@ -1,0 +1,61 @@
+"""Are two sharded tensors the same? All ranks give the same answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shardkeep.errors import InvalidError
+from shardkeep.ranks import agree
+from shardkeep.sharded.sharded_tensor import ShardedTensor
+
+
+def equal(first: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether size, dtype and every value are equal, whatever the layouts."""
+    return _compare("torch.equal", first, other, torch.equal)
+
+
+def allclose(
+    first: torch.Tensor,
+    other: torch.Tensor,
+    rtol: float = 1e-05,
+    atol: float = 1e-08,
+    equal_nan: bool = False,
+) -> bool:
+    """Whether every value is close, whatever the layouts."""
+
+    def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+        return torch.allclose(a, b, rtol=rtol, atol=atol, equal_nan=equal_nan)
+
+    return _compare("torch.allclose", first, other, close)
+
+
+def _compare(
+    what: str,
+    first: torch.Tensor,
+    other: torch.Tensor,
+    same: Callable[[torch.Tensor, torch.Tensor], bool],
+) -> bool:
+    if not (isinstance(first, ShardedTensor) and isinstance(other, ShardedTensor)):
+        raise InvalidError(
+            f"{what} compares two sharded tensors, got {type(first).__name__} and "
+            f"{type(other).__name__}; use full_tensor() to compare with a plain one"
+        )
+    if first.shape != other.shape:
+        return False
+    if first.sharded_layout != other.sharded_layout:
+        other = other.reshard(first.sharded_layout)
+    pairs = zip(first.local_shards(), other.local_shards(), strict=True)
+    mine = all(same(a.tensor.detach(), b.tensor.detach()) for a, b in pairs)
+    answers = agree(first.rank_group, what, lambda: b"\1" if mine else b"\0")
+    return all(answer == b"\1" for answer in answers)
+
+
+FUNCTIONS: dict[Any, Callable[..., bool]] = {
+    torch.equal: equal,
+    torch.Tensor.equal: equal,
+    torch.allclose: allclose,
+    torch.Tensor.allclose: allclose,
+}

@@ -1,0 +1,155 @@
+"""How do a sharded tensor's cells get to other ranks: to one, to all, or to new owners?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from shardkeep.boxes import Box
+from shardkeep.errors import InvalidError
+from shardkeep.layouts import Layout, ListedLayout
+from shardkeep.plan import plan_moves
+from shardkeep.ranks import RankGroup, Shipment, agree, agree_equal, ship
+from shardkeep.sharded.create import checked_metadata, empty_shard
+from shardkeep.sharded.metadata import TensorProperties
+from shardkeep.sharded.shard import Shard
+from shardkeep.sharded.sharded_tensor import ShardedTensor
+from shardkeep.sharded.specs import ShardingSpec, spec_of_layout
+
+
+def gather(
+    tensor: ShardedTensor, dst: int, out: torch.Tensor | None, dtype: torch.dtype | None
+) -> torch.Tensor | None:
+    """The whole tensor on group rank `dst`, None on the others."""
+    group = tensor.rank_group
+    received: list[torch.Tensor] = []
+
+    def check() -> list[int]:
+        received.extend(_gather_target(tensor, group, dst, out, dtype))
+        return [dst]
+
+    agree_equal(group, "ShardedTensor.gather", check)
+    target = Layout.replicated(tensor.shape, [group.ranks[dst]])
+    move(tensor, target, received, "ShardedTensor.gather")
+    return received[0] if received else None
+
+
+def _gather_target(
+    tensor: ShardedTensor,
+    group: RankGroup,
+    dst: int,
+    out: torch.Tensor | None,
+    dtype: torch.dtype | None,
+) -> list[torch.Tensor]:
+    """The memory to gather into: one tensor on `dst`, none elsewhere."""
+    if not 0 <= dst < group.size:
+        raise InvalidError(f"dst={dst} is not a rank of a group of {group.size}")
+    if group.my_index != dst:
+        if out is not None:
+            raise InvalidError(f"only rank {dst} of the group gathers; others must pass out=None")
+        return []
+    wanted = dtype or tensor.dtype
+    if out is None:
+        return [torch.empty(tensor.shape, dtype=wanted, device=tensor.device)]
+    if out.shape != tensor.shape:
+        raise InvalidError(f"out has size {list(out.shape)}, need {list(tensor.shape)}")
+    if out.dtype != wanted:
+        raise InvalidError(
+            f"out has dtype {out.dtype}, the tensor {tensor.dtype}; "
+            f"pass dtype={out.dtype} if values are to be converted"
+        )
+    return [out]
+
+
+def full_tensor(tensor: ShardedTensor) -> torch.Tensor:
+    """The whole tensor on every rank."""
+    group = tensor.rank_group
+    full = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    target = Layout.replicated(tensor.shape, group.ranks)
+    move(tensor, target, [full], "ShardedTensor.full_tensor")
+    return full
+
+
+def fetch(tensor: ShardedTensor, wanted: Box | Sequence[slice] | None) -> torch.Tensor | None:
+    """Each rank's own box; every rank hears of every wish first."""
+    group = tensor.rank_group
+    facts = agree(
+        group,
+        "ShardedTensor.fetch",
+        lambda: str(_parse_box(tensor, wanted) or "").encode(),
+    )
+    wishes = [
+        (rank, Box.parse(fact.decode()))
+        for rank, fact in zip(group.ranks, facts, strict=True)
+        if fact
+    ]
+    target = ListedLayout.of_wishes(tuple(tensor.shape), wishes)
+    box = dict(wishes).get(group.me)
+    if box is None:
+        move(tensor, target, [], "ShardedTensor.fetch")
+        return None
+    found = torch.empty(box.shape, dtype=tensor.dtype, device=tensor.device)
+    move(tensor, target, [found], "ShardedTensor.fetch")
+    return found
+
+
+def _parse_box(tensor: ShardedTensor, wanted: Box | Sequence[slice] | None) -> Box | None:
+    if wanted is None:
+        return None
+    box = wanted if isinstance(wanted, Box) else _box_of_slices(tensor.shape, wanted)
+    if box.ndim != tensor.ndim or not Box.whole(tensor.shape).contains(box):
+        raise InvalidError(f"box {box} does not lie inside a tensor of size {list(tensor.shape)}")
+    return box
+
+
+def _box_of_slices(shape: Sequence[int], slices: Sequence[slice]) -> Box:
+    if len(slices) > len(shape):
+        raise InvalidError(f"{len(slices)} slices for a tensor of size {list(shape)}")
+    padded = [*slices, *[slice(None)] * (len(shape) - len(slices))]
+    spans = [piece.indices(side) for piece, side in zip(padded, shape, strict=True)]
+    if any(step != 1 for _, _, step in spans):
+        raise InvalidError("a box is made of slices with step 1")
+    return Box(tuple(a for a, _, _ in spans), tuple(max(a, b) for a, b, _ in spans))
+
+
+def reshard(tensor: ShardedTensor, goal: ShardingSpec | Layout) -> ShardedTensor:
+    """A new sharded tensor of the same values with the goal's boxes."""
+    group = tensor.rank_group
+    made: list[ShardedTensor] = []
+
+    def check() -> object:
+        made.append(_allocate_like(tensor, goal, group))
+        return [str(record.box) + str(record.rank) for record in made[0].metadata().shards_metadata]
+
+    agree_equal(group, "ShardedTensor.reshard", check)
+    result = made[0]
+    buffers = [shard.tensor for shard in result.local_shards()]
+    move(tensor, result.sharded_layout, buffers, "ShardedTensor.reshard")
+    return result.requires_grad_(tensor.requires_grad)
+
+
+def _allocate_like(
+    tensor: ShardedTensor, goal: ShardingSpec | Layout, group: RankGroup
+) -> ShardedTensor:
+    spec = spec_of_layout(goal, tensor.device) if isinstance(goal, Layout) else goal
+    if not isinstance(spec, ShardingSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidError(f"reshard takes a ShardingSpec or a Layout, got {type(goal).__name__}")
+    properties = TensorProperties(tensor.dtype)
+    metadata = checked_metadata(spec, tuple(tensor.shape), properties, group)
+    shards = [
+        Shard(empty_shard(record, properties), record)
+        for record in metadata.shards_metadata
+        if record.rank == group.me
+    ]
+    return type(tensor)._in_group(metadata, shards, spec, tensor._process_group, tensor.device)
+
+
+def move(
+    tensor: ShardedTensor, target: Layout, buffers: Sequence[torch.Tensor], what: str
+) -> None:
+    """Fill my `buffers` of the target layout from the tensor's shards. SPMD."""
+    group = tensor.rank_group
+    moves = plan_moves((tensor.sharded_layout,), target, group.me)
+    source = [shard.tensor for shard in tensor.local_shards()]
+    ship(group, [Shipment(moves, tensor.dtype, source, buffers)], what=what)

@@ -1,0 +1,128 @@
+"""What memory does this rank hold of a leaf, whatever kind of tensor it is?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+
+from shardkeep.errors import InvalidError
+from shardkeep.layouts import Layout
+from shardkeep.sharded.sharded_tensor import ShardedTensor, ShardedTensorBase
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+LeafKind = Literal["tensor", "dtensor", "sharded"]
+
+
+def leaf_kind(leaf: object) -> LeafKind | None:
+    """Which kind of tensor this is; None for anything else."""
+    if not isinstance(leaf, torch.Tensor):
+        return None
+    if isinstance(leaf, ShardedTensorBase) or is_foreign_sharded(leaf):
+        return "sharded"
+    return "dtensor" if hasattr(leaf, "device_mesh") else "tensor"
+
+
+def is_foreign_sharded(leaf: object) -> bool:
+    """Whether this is PyTorch's own ShardedTensor."""
+    return (
+        isinstance(leaf, torch.Tensor)
+        and type(leaf).__module__.startswith("torch.distributed._shard")
+        and hasattr(leaf, "local_shards")
+    )
+
+
+def local_tensors(leaf: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The memory that this rank holds of `leaf`, detached but shared."""
+    kind = leaf_kind(leaf)
+    if kind == "sharded":
+        shards = cast("ShardedTensorBase", leaf).local_shards()
+        return tuple(shard.tensor.detach() for shard in shards)
+    if kind == "dtensor":
+        return (_wait(cast("DTensor", leaf)._local_tensor.detach()),)
+    return (leaf.detach(),)
+
+
+def _wait(local: torch.Tensor) -> torch.Tensor:
+    """A local tensor whose collective is done."""
+    return local.wait() if hasattr(local, "wait") else local  # type: ignore[operator]
+
+
+def with_local_tensors(
+    leaf: torch.Tensor, tensors: Sequence[torch.Tensor], *, device: torch.device | None = None
+) -> torch.Tensor:
+    """The same kind of leaf with the same layout, in this memory; it requires no grad.
+
+    `device` speaks for ranks that hold no memory of the leaf.
+    """
+    kind = leaf_kind(leaf)
+    if isinstance(leaf, ShardedTensor):
+        return leaf.with_local_tensors(tensors, device=device)
+    if kind == "sharded":
+        return _foreign_with(leaf, tensors)
+    (local,) = tensors
+    return _dtensor_with(cast("DTensor", leaf), local) if kind == "dtensor" else local
+
+
+def _dtensor_with(leaf: DTensor, local: torch.Tensor) -> DTensor:
+    from torch.distributed.tensor import DTensor
+
+    with torch.no_grad():
+        return DTensor.from_local(
+            local,
+            leaf.device_mesh,
+            leaf.placements,
+            run_check=False,
+            shape=leaf.shape,
+            stride=leaf.stride(),
+        )
+
+
+def _foreign_with(leaf: Any, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """PyTorch's ShardedTensor with other memory; its base class checks least."""
+    from torch.distributed._shard import sharded_tensor as torch_sharded
+
+    shards = leaf.local_shards()
+    if len(shards) != len(tensors):
+        raise InvalidError(f"this rank has {len(shards)} shards, got {len(tensors)} tensors")
+    if isinstance(leaf, ShardedTensorBase):
+        return type(leaf)._assemble(
+            leaf.metadata(),
+            [type(s)(t, s.metadata) for s, t in zip(shards, tensors, strict=True)],
+            leaf._sharding_spec,
+            tensors[0].device if tensors else leaf.device,
+        )
+    return _torch_sharded_with(torch_sharded, leaf, shards, tensors)
+
+
+def _torch_sharded_with(
+    library: Any, leaf: Any, shards: Sequence[Any], tensors: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    import copy
+
+    from torch.distributed.remote_device import _remote_device
+
+    metadata = copy.deepcopy(leaf.metadata())
+    metadata.tensor_properties.requires_grad = False
+    if tensors:
+        metadata.tensor_properties.dtype = tensors[0].dtype
+    mine: list[Any] = []
+    for shard, tensor in zip(shards, tensors, strict=True):
+        record = next(
+            m for m in metadata.shards_metadata
+            if m.shard_offsets == shard.metadata.shard_offsets
+            and m.placement == shard.metadata.placement
+        )
+        record.placement = _remote_device(f"rank:{record.placement.rank()}/{tensor.device}")
+        mine.append(library.Shard(tensor, record))
+    return library.ShardedTensor._init_from_local_shards_and_global_metadata(
+        mine, metadata, process_group=leaf._process_group
+    )
+
+
+def global_layout(leaf: torch.Tensor, ranks: Sequence[int] = (0,)) -> Layout:
+    """Who holds which box of `leaf`; a plain tensor is whole on each of `ranks`."""
+    return Layout.of(leaf, ranks=ranks)
