@@ -74,6 +74,25 @@ def test_gaps_and_overlaps_are_exactly_the_wrong_cells(case: Case, few_corners: 
         assert_exact(check_tiling(*case, limit=ALL), *case)
 
 
+@pytest.mark.parametrize("shape", [(40,), (12, 13), (6, 7, 8), (4, 5, 4, 3)])
+@pytest.mark.parametrize("seed", range(8))
+def test_many_defects_at_once_are_told_apart(shape: tuple[int, ...], seed: int):
+    rng = np.random.default_rng(seed)
+    boxes = random_tiling(shape, 30, rng)[3:] + random_tiling(shape, 6, rng)[:2]
+    boxes += random_tiling([n + 1 for n in shape], 4, rng)[:1]
+
+    assert_exact(check_tiling(shape, boxes, limit=ALL), shape, boxes)
+
+
+def test_an_overlap_ends_where_one_of_its_boxes_does():
+    boxes = [Box((0, 0), (4, 4)), Box((0, 0), (4, 2)), Box((0, 2), (4, 4))]
+
+    assert check_tiling((4, 4), boxes).overlaps == (
+        Overlap(boxes[1], (0, 1)),
+        Overlap(boxes[2], (0, 2)),
+    )
+
+
 @given(spoiled())
 def test_huge_coordinates_are_reported_alike(case: Case):
     shape, boxes = case

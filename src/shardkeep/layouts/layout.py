@@ -184,6 +184,8 @@ class ListedLayout(Layout):
                 parts.append(Part(box, rank, len(own), Box.whole(box.shape)))
             own.append(box.shape)
         frozen = tuple((rank, tuple(own)) for rank, own in sorted(shapes.items()))
+        # Rank by rank, so that the same boxes in another order make an equal layout.
+        parts.sort(key=lambda part: part.rank)
         return cls(shape, tuple(parts), frozen)
 
     @cached_property
@@ -197,8 +199,12 @@ class ListedLayout(Layout):
     def shape(self) -> Shape:
         return self.global_shape
 
-    @cached_property
+    @property
     def ranks(self) -> tuple[int, ...]:
+        return self._ranks
+
+    @cached_property
+    def _ranks(self) -> tuple[int, ...]:
         return tuple(rank for rank, _ in self.buffer_shapes)
 
     @cached_property

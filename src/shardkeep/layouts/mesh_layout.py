@@ -50,8 +50,12 @@ class MeshLayout(Layout):
     def shape(self) -> Shape:
         return self.global_shape
 
-    @cached_property
+    @property
     def ranks(self) -> tuple[int, ...]:
+        return self._ranks
+
+    @cached_property
+    def _ranks(self) -> tuple[int, ...]:
         return tuple(sorted(self.mesh.ranks))
 
     def runs_of(self, rank: int) -> tuple[Runs, ...] | None:

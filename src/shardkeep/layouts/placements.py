@@ -48,6 +48,8 @@ def placement_of(placement: Placement | ForeignPlacement) -> Placement:
     """The same placement in shardkeep's own words; Partial is refused."""
     if isinstance(placement, Replicate | Split):
         return placement
+    if not isinstance(placement, ForeignPlacement):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise LayoutError(f"unknown placement {placement!r}; use Shard(dim) or Replicate()")
     # `is_shard` is False for a strided shard, which is told by its split factor.
     factor = getattr(placement, "split_factor", None)
     if factor is not None or placement.is_shard():

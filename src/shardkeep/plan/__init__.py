@@ -2,5 +2,31 @@
 
 from shardkeep.plan.messages import cut, fill
 from shardkeep.plan.moves import Move, RankMoves, plan_moves
+from shardkeep.plan.views import (
+    Entry,
+    Holders,
+    View,
+    decode_view,
+    digest_view,
+    encode_view,
+    held_layout,
+    holders_of,
+    source_layouts,
+)
 
-__all__ = ["Move", "RankMoves", "cut", "fill", "plan_moves"]
+__all__ = [
+    "Entry",
+    "Holders",
+    "Move",
+    "RankMoves",
+    "View",
+    "cut",
+    "decode_view",
+    "digest_view",
+    "encode_view",
+    "fill",
+    "held_layout",
+    "holders_of",
+    "plan_moves",
+    "source_layouts",
+]

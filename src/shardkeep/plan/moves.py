@@ -49,6 +49,8 @@ def plan_moves(sources: tuple[Layout, ...], target: Layout, rank: int) -> RankMo
     Each of `sources` is by itself a complete set of holders; a target rank reads from the
     first one that it takes part in. Replicas share the sending evenly.
     """
+    # A layout that is listed twice would be sent from twice.
+    sources = tuple(dict.fromkeys(sources))
     wanted = list(_incoming(sources, target, rank))
     _require_covered(target, rank, wanted)
     copies = tuple(move for move in wanted if move.source_rank == rank)

@@ -1,16 +1,21 @@
 """Talking between ranks: who is there, do all agree, and boxes from memory to memory."""
 
 from shardkeep.ranks.agree import agree, agree_equal, require_member, share_bytes
-from shardkeep.ranks.exchange import DEFAULT_BUFFER_NBYTES, Shipment, ship
+from shardkeep.ranks.exchange import DEFAULT_BUFFER_NBYTES, Shipment, broadcast_bytes, ship
 from shardkeep.ranks.group import RankGroup
+from shardkeep.ranks.views import Views, share_from, share_views
 
 __all__ = [
     "DEFAULT_BUFFER_NBYTES",
     "RankGroup",
     "Shipment",
+    "Views",
     "agree",
     "agree_equal",
+    "broadcast_bytes",
     "require_member",
     "share_bytes",
+    "share_from",
+    "share_views",
     "ship",
 ]

@@ -67,9 +67,7 @@ def agree(group: RankGroup, phase: str, check: Callable[[], bytes]) -> list[byte
         payload = kind + f"{type(caught).__name__}: {caught}".encode()
     answers = share_bytes(group, payload)
     failures = {
-        rank: answer
-        for rank, answer in zip(group.ranks, answers, strict=True)
-        if answer[:1] != _OK
+        rank: answer for rank, answer in zip(group.ranks, answers, strict=True) if answer[:1] != _OK
     }
     if failures:
         texts = {rank: answer[1:].decode(errors="replace") for rank, answer in failures.items()}

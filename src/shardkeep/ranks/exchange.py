@@ -87,9 +87,7 @@ def _message_nbytes(group: RankGroup, buffer_nbytes: int) -> int:
     return max(_MIN_MESSAGE_NBYTES, buffer_nbytes // (2 * _ROUNDS_IN_FLIGHT * group.size))
 
 
-def _exchange(
-    group: RankGroup, shipments: Sequence[Shipment], what: str, max_nbytes: int
-) -> None:
+def _exchange(group: RankGroup, shipments: Sequence[Shipment], what: str, max_nbytes: int) -> None:
     outgoing, incoming = _lanes(shipments, max_nbytes)
     lanes = [*outgoing.values(), *incoming.values()]
     round_count = max((len(lane.messages) for lane in lanes), default=0)
@@ -237,7 +235,7 @@ def _finish(round_: _Round, what: str) -> None:
             work.wait()
         except RuntimeError as error:
             raise RankFailedError(
-                {peer: f"no message came through ({error})" for peer in peers}, what
+                dict.fromkeys(peers, f"no message came through ({error})"), what
             ) from error
     for parcel in round_.parcels:
         _unpack(parcel)
@@ -250,9 +248,8 @@ def _unpack(parcel: _Parcel) -> None:
         view.numel() * dtype.itemsize
         for view, dtype in zip(parcel.into, parcel.dtypes, strict=True)
     ]
-    for view, dtype, piece in zip(
-        parcel.into, parcel.dtypes, parcel.wire.split(sizes), strict=True
-    ):
+    pieces = torch.split_with_sizes(parcel.wire, sizes)
+    for view, dtype, piece in zip(parcel.into, parcel.dtypes, pieces, strict=True):
         view.copy_(_as_dtype(piece, dtype).view(view.shape))
 
 
@@ -261,3 +258,32 @@ def _as_dtype(piece: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if piece.storage_offset() % dtype.itemsize:
         piece = piece.clone()
     return piece.view(dtype)
+
+
+@torch.no_grad()
+def broadcast_bytes(
+    group: RankGroup,
+    index: int,
+    sources: Sequence[torch.Tensor],
+    targets: Sequence[torch.Tensor],
+    dtypes: Sequence[torch.dtype],
+    *,
+    buffer_nbytes: int = DEFAULT_BUFFER_NBYTES,
+) -> None:
+    """Group rank `index`'s sources in every rank's targets, packed into few broadcasts. SPMD.
+
+    `sources` are given on that rank alone; extra memory stays below `buffer_nbytes`.
+    """
+    max_nbytes = buffer_nbytes // 2
+    sender, receiver = _Lane(), _Lane()
+    for source, dtype in zip(sources, dtypes, strict=False):
+        sender.add(source, dtype, max_nbytes)
+    for target, dtype in zip(targets, dtypes, strict=True):
+        receiver.add(target, dtype, max_nbytes)
+    receiver.seal(max_nbytes)
+    for message in receiver.messages:
+        arrival = _arrival(group.me, receiver, message, group.wire_device)
+        if group.my_index == index:
+            arrival.wire.copy_(_departure(group.me, sender, message, group.wire_device).wire)
+        group.broadcast(arrival.wire, index)
+        _unpack(arrival)

@@ -81,6 +81,15 @@ class RankGroup:
     def __contains__(self, rank: object) -> bool:
         return rank in self._index_of_rank
 
+    def broadcast(self, wire: torch.Tensor, index: int) -> None:
+        """The bytes of group rank `index` in every rank's `wire`. SPMD."""
+        if self.messenger is None:
+            return
+        options = dist.BroadcastOptions()
+        options.rootRank = index
+        options.rootTensor = 0
+        self.messenger.broadcast([wire], options).wait()
+
     @cached_property
     def wire_device(self) -> torch.device:
         """Memory that this group's backend can send from: the CPU if it can."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def parse_size(size: Sequence[object]) -> tuple[int, ...]:
     """A size given as numbers or as one sequence of numbers."""
     if len(size) == 1 and isinstance(size[0], Sequence):
-        size = size[0]
+        size = cast("Sequence[object]", size[0])
     for side in size:
         if isinstance(side, bool) or not isinstance(side, int):
             raise TypeError(f"a size is made of ints, got {side!r} in {list(size)!r}")
@@ -105,11 +105,12 @@ def require_matching(
         raise RuntimeError(
             f"rank {me} brings {len(shards)} local shards, the metadata lists {len(wanted)} for it"
         )
-    by_offset = {shard.metadata.shard_offsets: shard for shard in shards}
+    # By the whole record: an empty shard may start where a real one does.
+    by_record = {shard.metadata: shard for shard in shards}
     ordered: list[Shard] = []
     for record in wanted:
-        shard = by_offset.get(record.shard_offsets)
-        if shard is None or shard.metadata != record:
+        shard = by_record.get(record)
+        if shard is None:
             raise InvalidError(
                 f"the metadata lists shard {record} for rank {me}, which brings "
                 f"{', '.join(str(own.metadata) for own in shards)}"
@@ -138,23 +139,22 @@ def replaced_shards(
     device: torch.device,
 ) -> tuple[ShardedTensorMetadata, list[Shard]]:
     """Metadata and shards with the boxes of `like` in the memory of `tensors`."""
-    mine = {
-        shard.metadata: ShardMetadata(
-            shard.metadata.shard_offsets,
-            shard.metadata.shard_sizes,
-            _moved(shard.metadata.placement, tensor.device),
+    old_records = [shard.metadata for shard in like.local_shards()]
+    new_records = [
+        ShardMetadata(
+            record.shard_offsets, record.shard_sizes, _moved(record.placement, tensor.device)
         )
-        for shard, tensor in zip(like.local_shards(), tensors, strict=True)
-    }
-    shards = [Shard(tensor, record) for tensor, record in zip(tensors, mine.values(), strict=True)]
+        for record, tensor in zip(old_records, tensors, strict=True)
+    ]
+    shards = [Shard(tensor, record) for tensor, record in zip(tensors, new_records, strict=True)]
+    # Several empty shards of a rank may have equal records.
+    mine = dict(zip(old_records, new_records, strict=True))
     old = like.metadata()
     records = [
         mine[record] if record in mine else _moved_elsewhere(record, device)
         for record in old.shards_metadata
     ]
-    properties = TensorProperties(
-        dtype, pin_memory=any(is_pinned(tensor) for tensor in tensors)
-    )
+    properties = TensorProperties(dtype, pin_memory=any(is_pinned(tensor) for tensor in tensors))
     return ShardedTensorMetadata(records, old.size, properties), shards
 
 

@@ -14,7 +14,11 @@ from shardkeep.sharded.sharded_tensor import ShardedTensor
 
 def equal(first: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether size, dtype and every value are equal, whatever the layouts."""
-    return _compare("torch.equal", first, other, torch.equal)
+
+    def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+        return a.dtype == b.dtype and torch.equal(_comparable(a), _comparable(b))
+
+    return _compare("torch.equal", first, other, same)
 
 
 def allclose(
@@ -27,6 +31,7 @@ def allclose(
     """Whether every value is close, whatever the layouts."""
 
     def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+        a, b = _comparable(a), _comparable(b)
         return torch.allclose(a, b, rtol=rtol, atol=atol, equal_nan=equal_nan)
 
     return _compare("torch.allclose", first, other, close)
@@ -47,10 +52,20 @@ def _compare(
         return False
     if first.sharded_layout != other.sharded_layout:
         other = other.reshard(first.sharded_layout)
-    pairs = zip(first.local_shards(), other.local_shards(), strict=True)
-    mine = all(same(a.tensor.detach(), b.tensor.detach()) for a, b in pairs)
-    answers = agree(first.rank_group, what, lambda: b"\1" if mine else b"\0")
-    return all(answer == b"\1" for answer in answers)
+    pairs = list(zip(first.local_shards(), other.local_shards(), strict=True))
+
+    def mine() -> bytes:
+        return b"\1" if all(same(a.tensor.detach(), b.tensor.detach()) for a, b in pairs) else b"\0"
+
+    return all(answer == b"\1" for answer in agree(first.rank_group, what, mine))
+
+
+def _comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in a dtype that torch compares: the narrowest ones are only stored."""
+    if tensor.dtype is torch.complex32:
+        return tensor.to(torch.complex64)
+    is_8_bit = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
+    return tensor.to(torch.float32) if is_8_bit else tensor
 
 
 FUNCTIONS: dict[Any, Callable[..., bool]] = {

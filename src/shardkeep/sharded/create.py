@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
-from shardkeep.errors import InvalidError, LayoutError
+from shardkeep.errors import InvalidError
 from shardkeep.ranks import RankGroup, agree
 from shardkeep.sharded.checks import (
     is_pinned,
@@ -47,7 +47,7 @@ def allocate(
         for record in metadata.shards_metadata
         if record.rank == group.me
     ]
-    made = cls._in_group(metadata, shards, spec, process_group)
+    made = cls.in_group(metadata, shards, spec, process_group)
     return connect(made, group) if init_rrefs else made
 
 
@@ -64,8 +64,6 @@ def checked_metadata(
 def empty_shard(record: ShardMetadata, properties: TensorProperties) -> torch.Tensor:
     """Uninitialised memory for one shard, on the device that its placement names."""
     device = record.placement.device() if record.placement is not None else None
-    if device is not None and device.type != "cpu" and device.index is None:
-        raise LayoutError(f"shard {record} needs a device with its index, such as 'cuda:0'")
     return torch.empty(
         record.shard_sizes,
         dtype=properties.dtype,
@@ -92,13 +90,11 @@ def from_local_shards(
     descriptions = [json.loads(fact) for fact in facts]
     metadata = _merge(descriptions, group)
     shards = _my_shards(local_shards, metadata, group.me)
-    made = cls._in_group(metadata, shards, None, process_group)
+    made = cls.in_group(metadata, shards, None, process_group)
     return connect(made, group) if init_rrefs else made
 
 
-def _describe(
-    shards: Sequence[Shard], global_size: Sequence[object], me: int
-) -> dict[str, Any]:
+def _describe(shards: Sequence[Shard], global_size: Sequence[object], me: int) -> dict[str, Any]:
     """What a rank brings, as JSON."""
     if any(not isinstance(shard, Shard) for shard in shards):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError("local_shards is a list of Shard")
@@ -124,7 +120,7 @@ def _describe(
 def _size_or_none(global_size: Sequence[object], shards: Sequence[Shard]) -> list[int] | None:
     """The global size; None when rows are to be counted up over the ranks."""
     if len(global_size) == 1 and isinstance(global_size[0], Sequence):
-        global_size = global_size[0]
+        global_size = cast("Sequence[object]", global_size[0])
     if all(side is not None for side in global_size):
         return list(parse_size(global_size))
     if len(shards) != 1:
@@ -190,9 +186,7 @@ def _stack_rows(records: Sequence[ShardMetadata]) -> tuple[list[int], list[Shard
     return [rows, *records[0].shard_sizes[1:]], stacked
 
 
-def _my_shards(
-    shards: Sequence[Shard], metadata: ShardedTensorMetadata, me: int
-) -> list[Shard]:
+def _my_shards(shards: Sequence[Shard], metadata: ShardedTensorMetadata, me: int) -> list[Shard]:
     """My shards with the records as listed for all (the offsets of stacked rows are new)."""
     mine = [record for record in metadata.shards_metadata if record.rank == me]
     return [Shard(shard.tensor, record) for shard, record in zip(shards, mine, strict=True)]
@@ -218,7 +212,7 @@ def from_global_metadata(
     require_owners(metadata, group)
     require_whole(metadata)
     shards = require_matching(local_shards, metadata, group.me)
-    made = cls._in_group(metadata, shards, spec, process_group)
+    made = cls.in_group(metadata, shards, spec, process_group)
     return connect(made, group) if init_rrefs else made
 
 
@@ -242,5 +236,5 @@ def from_local_tensor(
             f"the spec gives {len(mine)} shards to rank {group.me}; one local tensor fills one"
         )
     shard = Shard(local_tensor, mine[0])
-    made = cls._in_group(metadata, [shard], spec, process_group)
+    made = cls.in_group(metadata, [shard], spec, process_group)
     return connect(made, group) if init_rrefs else made

@@ -34,13 +34,15 @@ def from_dtensor(cls: type[T], tensor: DTensor, process_group: object) -> T:
     require_owners(metadata, group)
     mine = [record for record in spec.shards if record.rank == group.me]
     parts = layout.parts_of(group.me)
-    places = [part.place.slices() for part in parts] or [...] * len(mine)
-    shards = [
-        Shard(local[place].contiguous(), record)
-        for place, record in zip(places, mine, strict=True)
-    ]
-    made = cls._in_group(metadata, shards, spec, process_group, local.device)
-    return made.requires_grad_(tensor.requires_grad)
+    if parts:
+        pieces = [local[part.place.slices()].contiguous() for part in parts]
+    else:
+        # A tensor without cells has one record, which is not cut as the DTensor is.
+        pieces = [local.new_empty(record.shard_sizes) for record in mine]
+    shards = [Shard(piece, record) for piece, record in zip(pieces, mine, strict=True)]
+    made = cls.in_group(metadata, shards, spec, process_group, local.device)
+    made.requires_grad_(tensor.requires_grad)
+    return made
 
 
 def to_dtensor(
@@ -68,7 +70,8 @@ def to_dtensor(
         shape=tensor.shape,
         stride=tensor.stride(),
     )
-    return made.requires_grad_(tensor.requires_grad)
+    made.requires_grad_(tensor.requires_grad)
+    return made
 
 
 def _local_memory(tensor: ShardedTensor, target: Layout, me: int) -> torch.Tensor:

@@ -4,13 +4,17 @@ The rows that this rank's ids name are fetched from their owners, whatever the l
 own embedding runs on them. Rows are looked up without gradients.
 """
 
+# torch leaves unique(), tolist() and the like untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F  # noqa: N812  torch's own abbreviation
+import torch.nn.functional as F
 
 from shardkeep.boxes import Box
 from shardkeep.errors import InvalidError
@@ -88,9 +92,7 @@ def _rows_for(
         for start, stop in _runs(cast("list[int]", numbers.tolist())):
             wishes.append((rank, Box((start, 0), (stop, weight.shape[1]))))
     unique, positions = torch.unique(ids, return_inverse=True)
-    rows = torch.empty(
-        (len(unique), weight.shape[1]), dtype=weight.dtype, device=weight.device
-    )
+    rows = torch.empty((len(unique), weight.shape[1]), dtype=weight.dtype, device=weight.device)
     mine = [box.shape[0] for rank, box in wishes if rank == group.me]
     target = ListedLayout.of_wishes(tuple(weight.shape), wishes)
     move(weight, target, rows.split(mine) if mine else [], what)

@@ -16,9 +16,7 @@ from shardkeep.sharded.sharded_tensor import ShardedTensor
 from shardkeep.sharded.specs import ShardingSpec
 
 
-def empty(
-    sharding_spec: ShardingSpec, *size: int | Sequence[int], **options: Any
-) -> ShardedTensor:
+def empty(sharding_spec: ShardingSpec, *size: int | Sequence[int], **options: Any) -> ShardedTensor:
     """Uninitialised memory."""
     return ShardedTensor(sharding_spec, *size, **options)
 
@@ -37,32 +35,24 @@ def full(
     return _filled(made, fill_value)
 
 
-def zeros(
-    sharding_spec: ShardingSpec, *size: int | Sequence[int], **options: Any
-) -> ShardedTensor:
+def zeros(sharding_spec: ShardingSpec, *size: int | Sequence[int], **options: Any) -> ShardedTensor:
     """Every cell 0."""
     return _filled(ShardedTensor(sharding_spec, *size, **options), 0)
 
 
-def ones(
-    sharding_spec: ShardingSpec, *size: int | Sequence[int], **options: Any
-) -> ShardedTensor:
+def ones(sharding_spec: ShardingSpec, *size: int | Sequence[int], **options: Any) -> ShardedTensor:
     """Every cell 1."""
     return _filled(ShardedTensor(sharding_spec, *size, **options), 1)
 
 
-def rand(
-    sharding_spec: ShardingSpec, *size: int | Sequence[int], **options: Any
-) -> ShardedTensor:
+def rand(sharding_spec: ShardingSpec, *size: int | Sequence[int], **options: Any) -> ShardedTensor:
     """Uniform in [0, 1). Each shard has numbers of its own, also when all ranks share a seed."""
     made = ShardedTensor(sharding_spec, *size, **options)
     with torch.no_grad():
         return made.uniform_()  # type: ignore[return-value]
 
 
-def randn(
-    sharding_spec: ShardingSpec, *size: int | Sequence[int], **options: Any
-) -> ShardedTensor:
+def randn(sharding_spec: ShardingSpec, *size: int | Sequence[int], **options: Any) -> ShardedTensor:
     """Standard normal. Each shard has numbers of its own, also when all ranks share a seed."""
     made = ShardedTensor(sharding_spec, *size, **options)
     with torch.no_grad():

@@ -14,13 +14,16 @@ from typing import Any, cast
 import torch
 from torch.utils import _pytree as pytree
 
-from shardkeep.errors import InvalidError
+from shardkeep.errors import InvalidError, UnsupportedError
 from shardkeep.sharded import comparing, embedding, reductions
 from shardkeep.sharded.sharded_tensor import ShardedTensor, ShardedTensorBase
 from shardkeep.sharded.specs import ShardingSpec
 
 Function = Callable[..., object]
 OpImpl = Callable[[Sequence[type], tuple[Any, ...], dict[str, Any], object], object]
+
+# Inside, torch treats sharded tensors as any tensor, down to their operators.
+_without_us: Any = torch._C.DisableTorchFunctionSubclass  # pyright: ignore[reportPrivateUsage]
 
 _user_ops: dict[Function, OpImpl] = {}
 _spec_ops: dict[tuple[type[ShardingSpec], Function], OpImpl] = {}
@@ -34,13 +37,13 @@ def call(
     if (_user_ops or _spec_ops) and (tensor := _first_sharded(args, kwargs)) is not None:
         impl = _user_ops.get(func) or _spec_op(tensor.sharding_spec(), func)
         if impl is not None:
-            return impl(types, args, kwargs, tensor._process_group)
+            return impl(types, args, kwargs, tensor.process_group)
     ours = _OURS.get(func)
     if ours is not None:
         result = ours(*args, **kwargs)
         if result is not NotImplemented:
             return result
-    with torch._C.DisableTorchFunctionSubclass():
+    with _without_us():
         return func(*args, **kwargs)
 
 
@@ -101,7 +104,7 @@ def _checked(impl: OpImpl) -> OpImpl:
     ) -> object:
         if not args and not kwargs:
             raise InvalidError("a sharded op needs at least one input")
-        groups = {id(leaf._process_group) for leaf in _sharded_leaves(args, kwargs)}
+        groups = {id(leaf.process_group) for leaf in _sharded_leaves(args, kwargs)}
         if len(groups) > 1:
             raise RuntimeError("all sharded tensors of an op must live in the same process group")
         return impl(types, args, kwargs, group)
@@ -110,15 +113,45 @@ def _checked(impl: OpImpl) -> OpImpl:
 
 
 def _requires_grad(tensor: ShardedTensorBase, requires_grad: bool = True) -> torch.Tensor:
-    with torch._C.DisableTorchFunctionSubclass():
+    with _without_us():
         torch.Tensor.requires_grad_(tensor, requires_grad)
     for shard in tensor.local_shards():
         shard.tensor.requires_grad_(requires_grad)
     return tensor
 
 
+def _set_data(tensor: ShardedTensorBase, value: torch.Tensor) -> None:
+    # As `module.to(dtype)` does: torch changes the wrapper alone, the shards have to follow.
+    if not isinstance(value, ShardedTensorBase):
+        raise UnsupportedError(
+            f"the data of a ShardedTensor is a ShardedTensor, got {type(value).__name__}; "
+            "copy_() takes the values of a plain tensor"
+        )
+    with _without_us():
+        _DATA.__set__(tensor, value)
+    tensor.hold_shards_of(value)
+
+
+def _share_memory(tensor: ShardedTensorBase) -> torch.Tensor:
+    # The wrapper has no memory of its own: torch's own share_memory_ would crash the process.
+    for shard in tensor.local_shards():
+        shard.tensor.share_memory_()
+    return tensor
+
+
+def _is_shared(tensor: ShardedTensorBase) -> bool:
+    return all(shard.tensor.is_shared() for shard in tensor.local_shards())
+
+
+_DATA: Any = torch.Tensor.data
+_REQUIRES_GRAD: Any = torch.Tensor.requires_grad
+
 _OURS: dict[Function, Callable[..., Any]] = {
     torch.Tensor.requires_grad_: _requires_grad,
+    _REQUIRES_GRAD.__set__: _requires_grad,
+    _DATA.__set__: _set_data,
+    torch.Tensor.share_memory_: _share_memory,
+    torch.Tensor.is_shared: _is_shared,
     **cast("dict[Function, Callable[..., Any]]", comparing.FUNCTIONS),
     **cast("dict[Function, Callable[..., Any]]", reductions.FUNCTIONS),
     **cast("dict[Function, Callable[..., Any]]", embedding.FUNCTIONS),

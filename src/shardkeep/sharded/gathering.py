@@ -126,7 +126,8 @@ def reshard(tensor: ShardedTensor, goal: ShardingSpec | Layout) -> ShardedTensor
     result = made[0]
     buffers = [shard.tensor for shard in result.local_shards()]
     move(tensor, result.sharded_layout, buffers, "ShardedTensor.reshard")
-    return result.requires_grad_(tensor.requires_grad)
+    result.requires_grad_(tensor.requires_grad)
+    return result
 
 
 def _allocate_like(
@@ -142,12 +143,10 @@ def _allocate_like(
         for record in metadata.shards_metadata
         if record.rank == group.me
     ]
-    return type(tensor)._in_group(metadata, shards, spec, tensor._process_group, tensor.device)
+    return type(tensor).in_group(metadata, shards, spec, tensor.process_group, tensor.device)
 
 
-def move(
-    tensor: ShardedTensor, target: Layout, buffers: Sequence[torch.Tensor], what: str
-) -> None:
+def move(tensor: ShardedTensor, target: Layout, buffers: Sequence[torch.Tensor], what: str) -> None:
     """Fill my `buffers` of the target layout from the tensor's shards. SPMD."""
     group = tensor.rank_group
     moves = plan_moves((tensor.sharded_layout,), target, group.me)

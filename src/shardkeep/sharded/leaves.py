@@ -42,7 +42,7 @@ def local_tensors(leaf: torch.Tensor) -> tuple[torch.Tensor, ...]:
         shards = cast("ShardedTensorBase", leaf).local_shards()
         return tuple(shard.tensor.detach() for shard in shards)
     if kind == "dtensor":
-        return (_wait(cast("DTensor", leaf)._local_tensor.detach()),)
+        return (_wait(cast("Any", leaf)._local_tensor.detach()),)
     return (leaf.detach(),)
 
 
@@ -89,10 +89,10 @@ def _foreign_with(leaf: Any, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     if len(shards) != len(tensors):
         raise InvalidError(f"this rank has {len(shards)} shards, got {len(tensors)} tensors")
     if isinstance(leaf, ShardedTensorBase):
-        return type(leaf)._assemble(
+        return type(leaf).assemble(
             leaf.metadata(),
             [type(s)(t, s.metadata) for s, t in zip(shards, tensors, strict=True)],
-            leaf._sharding_spec,
+            leaf.given_spec,
             tensors[0].device if tensors else leaf.device,
         )
     return _torch_sharded_with(torch_sharded, leaf, shards, tensors)
@@ -103,7 +103,7 @@ def _torch_sharded_with(
 ) -> torch.Tensor:
     import copy
 
-    from torch.distributed.remote_device import _remote_device
+    from torch.distributed import remote_device
 
     metadata = copy.deepcopy(leaf.metadata())
     metadata.tensor_properties.requires_grad = False
@@ -112,11 +112,14 @@ def _torch_sharded_with(
     mine: list[Any] = []
     for shard, tensor in zip(shards, tensors, strict=True):
         record = next(
-            m for m in metadata.shards_metadata
+            m
+            for m in metadata.shards_metadata
             if m.shard_offsets == shard.metadata.shard_offsets
             and m.placement == shard.metadata.placement
         )
-        record.placement = _remote_device(f"rank:{record.placement.rank()}/{tensor.device}")
+        record.placement = cast("Any", remote_device)._remote_device(
+            f"rank:{record.placement.rank()}/{tensor.device}"
+        )
         mine.append(library.Shard(tensor, record))
     return library.ShardedTensor._init_from_local_shards_and_global_metadata(
         mine, metadata, process_group=leaf._process_group

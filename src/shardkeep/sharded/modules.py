@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import nn
@@ -161,6 +162,6 @@ def pre_load_state_dict_hook(
 
 
 def _attributes(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module, str]]:
-    for path, owner in module.named_modules():
+    for path, owner in cast("Iterable[tuple[str, nn.Module]]", module.named_modules()):
         for name in vars(owner):
             yield prefix + (f"{path}." if path else "") + name, owner, name

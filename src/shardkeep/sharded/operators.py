@@ -30,12 +30,17 @@ def run(func: Any, args: Args, kwargs: Kwargs) -> object:
         return handler(func, args, kwargs)
     if torch.Tag.pointwise in func.tags or func in _UNARY:
         return _each_shard(func, args, kwargs)
-    if torch.Tag.nondeterministic_seeded in func.tags and torch.Tag.inplace in func.tags:
+    if torch.Tag.nondeterministic_seeded in func.tags and _is_in_place(func):
         return _random_in_place(func, args, kwargs)
     raise UnsupportedError(
         f"{func} is not supported for ShardedTensor; use local_shards() for what each rank holds, "
         "full_tensor() for the whole, or register an implementation with custom_sharded_op_impl"
     )
+
+
+def _is_in_place(func: Any) -> bool:
+    # By its name: the tag that says so is not in every torch that we support.
+    return func._schema.name.endswith("_")
 
 
 def _sharded(args: Args, kwargs: Kwargs) -> list[ShardedTensor]:
@@ -84,7 +89,8 @@ def _at(tree: Any, index: int | None) -> Any:
             return leaf
         if index is None:
             shape = (0,) * leaf.ndim
-            return torch.empty(shape, dtype=leaf.dtype, device=leaf.device)
+            # Not empty(): a 0-dim stand-in has a value, and one may divide by it.
+            return torch.ones(shape, dtype=leaf.dtype, device=leaf.device)
         return leaf.local_shards()[index].tensor
 
     return pytree.tree_map(pick, tree)
@@ -110,12 +116,12 @@ def _require_scalars(func: Any, args: Args, kwargs: Kwargs) -> None:
 
 
 def _detach(func: Any, args: Args, kwargs: Kwargs) -> object:
-    tensor = cast("ShardedTensor", args[0])
+    tensor = _sharded(args, kwargs)[0]
     return tensor.with_local_tensors([shard.tensor.detach() for shard in tensor.local_shards()])
 
 
 def _to_copy(func: Any, args: Args, kwargs: Kwargs) -> object:
-    tensor = cast("ShardedTensor", args[0])
+    tensor = _sharded(args, kwargs)[0]
     copies = [func(shard.tensor, **kwargs) for shard in tensor.local_shards()]
     device = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
     return tensor.with_local_tensors(copies, dtype=kwargs.get("dtype"), device=device)
@@ -145,7 +151,7 @@ def _pieces_for(target: ShardedTensor, source: torch.Tensor) -> Sequence[torch.T
 
 
 def _random_in_place(func: Any, args: Args, kwargs: Kwargs) -> object:
-    tensor = cast("ShardedTensor", args[0])
+    tensor = _sharded(args, kwargs)[0]
     if kwargs.get("generator") is not None:
         for shard in tensor.local_shards():
             func(shard.tensor, *args[1:], **kwargs)

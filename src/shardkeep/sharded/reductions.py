@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -43,7 +43,9 @@ def mean(
 
 def _extreme(name: str, reduce: Reduce) -> Callable[..., torch.Tensor]:
     def extreme(tensor: ShardedTensor, dim: object = None, *args: object) -> torch.Tensor:
-        if args or isinstance(dim, torch.Tensor):
+        if isinstance(dim, torch.Tensor):
+            return NotImplemented  # torch.min(a, b) is elementwise.
+        if args:
             raise UnsupportedError(f"{name} of a ShardedTensor takes no further argument")
         _require_all_dims(name, dim)
         if not tensor.numel():
@@ -61,16 +63,20 @@ def norm(
     dim: object = None,
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
+    out: None = None,
 ) -> torch.Tensor:
     """The p-norm over all cells; inf and -inf give the largest and smallest magnitude."""
     _require_all_dims("norm", dim)
+    if out is not None:
+        raise UnsupportedError("norm of a ShardedTensor takes no out; copy the result into it")
     order = _order(p)
     result_dtype = dtype or tensor.dtype
     if not (result_dtype.is_floating_point or result_dtype.is_complex):
         raise RuntimeError(f"norm needs a floating point or complex dtype, got {result_dtype}")
     if result_dtype.is_complex:
         result_dtype = torch.empty((), dtype=result_dtype).real.dtype
-    return _norm(tensor, order).to(result_dtype)
+    result = _norm(tensor, order).to(result_dtype)
+    return result.reshape((1,) * tensor.ndim) if keepdim else result
 
 
 def vector_norm(
@@ -100,7 +106,9 @@ def _norm(tensor: ShardedTensor, order: float) -> torch.Tensor:
         reduce = torch.amax if order > 0 else torch.amin
         return _combine(tensor, "norm", torch.float64, lambda x: reduce(_magnitudes(x)), reduce)
     if order == 0:
-        counts = _combine(tensor, "norm", torch.float64, lambda x: (x != 0).sum(), torch.sum)
+        counts = _combine(
+            tensor, "norm", torch.float64, lambda x: (_magnitudes(x) != 0).sum(), torch.sum
+        )
         return counts
     powers = _combine(
         tensor, "norm", torch.float64, lambda x: (_magnitudes(x) ** order).sum(), torch.sum
@@ -158,10 +166,12 @@ FUNCTIONS: dict[Any, Callable[..., torch.Tensor]] = {
     torch.min: _extreme("min", torch.amin),
     torch.Tensor.min: _extreme("min", torch.amin),
     torch.amin: _extreme("min", torch.amin),
+    torch.Tensor.amin: _extreme("min", torch.amin),
     torch.max: _extreme("max", torch.amax),
     torch.Tensor.max: _extreme("max", torch.amax),
     torch.amax: _extreme("max", torch.amax),
-    torch.norm: norm,
-    torch.Tensor.norm: norm,
-    torch.linalg.vector_norm: vector_norm,
+    torch.Tensor.amax: _extreme("max", torch.amax),
+    cast("Any", torch).norm: norm,
+    cast("Any", torch.Tensor).norm: norm,
+    cast("Any", torch.linalg).vector_norm: vector_norm,
 }

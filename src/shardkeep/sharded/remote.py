@@ -71,7 +71,7 @@ def connect(tensor: T, group: RankGroup) -> T:
         for rank, number in zip(group.ranks, facts, strict=True)
         if rank != group.me
     }
-    tensor._remote_shards = {rank: future.wait() for rank, future in futures.items()}
+    tensor.rrefs = {rank: future.wait() for rank, future in futures.items()}
     # A rank that went on could delete its tensor before another has its references.
     agree(group, "init_rrefs", bytes)
     return tensor

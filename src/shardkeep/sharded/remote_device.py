@@ -19,6 +19,9 @@ class RemoteDevice:
     """
 
     __slots__ = ("_device", "_rank", "_worker")
+    _rank: int | None
+    _worker: str | None
+    _device: torch.device
 
     def __init__(self, remote_device: str | torch.device | RemoteDevice) -> None:
         if isinstance(remote_device, RemoteDevice):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
+from torch import nn
 
 from shardkeep.ranks import RankGroup
 from shardkeep.sharded.metadata import ShardedTensorMetadata
@@ -19,7 +20,7 @@ _loading_group: ContextVar[object] = ContextVar("_loading_group", default=None)
 
 
 @contextmanager
-def load_with_process_group(process_group: object) -> Iterator[object]:
+def load_with_process_group(process_group: object) -> Generator[object]:
     """Sharded tensors unpickled inside live in `process_group`. May be nested."""
     token = _loading_group.set(process_group)
     try:
@@ -45,9 +46,10 @@ def reduce(tensor: ShardedTensor) -> tuple[Any, ...]:
         type(tensor),
         tensor.metadata(),
         list(tensor.local_shards()),
-        tensor._sharding_spec,
+        tensor.given_spec,
         _seats(tensor.rank_group),
         tensor.requires_grad,
+        isinstance(tensor, nn.Parameter),
     )
     return rebuild, state
 
@@ -59,6 +61,7 @@ def rebuild(
     spec: ShardingSpec | None,
     seats: dict[str, int],
     requires_grad: bool,
+    is_parameter: bool,
 ) -> ShardedTensor:
     """The tensor again, on the rank and in a group of the size that it was saved on."""
     process_group = _loading_group.get()
@@ -73,5 +76,8 @@ def rebuild(
                 f"this ShardedTensor was saved with {name} {seats[name]}, it is loaded with "
                 f"{name} {now}; pickled shards load on the rank and size they were saved on"
             )
-    made = cls._in_group(metadata, shards, spec, process_group)
-    return made.requires_grad_(requires_grad)
+    made = cls.in_group(metadata, shards, spec, process_group)
+    made.requires_grad_(requires_grad)
+    if is_parameter:
+        return cast("ShardedTensor", nn.Parameter(made, requires_grad=requires_grad))
+    return made

@@ -25,9 +25,10 @@ def shard_tensor(
 
     Every rank passes a tensor of the same size and dtype; only the source's values count.
     """
-    if not isinstance(sharding_spec, ShardingSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidError(f"expected a ShardingSpec, got {type(sharding_spec).__name__}")
-    return sharding_spec.shard(tensor, src_rank, process_group)
+    if isinstance(sharding_spec, ShardingSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return sharding_spec.shard(tensor, src_rank, process_group)
+    # Refused where all ranks hear of it.
+    return scatter(tensor, sharding_spec, src_rank, process_group)
 
 
 def scatter(
@@ -50,7 +51,8 @@ def scatter(
     targets = [shard.tensor for shard in result.local_shards()]
     shipment = Shipment(moves, tensor.dtype, [tensor.detach()], targets)
     ship(group, [shipment], what="shard_tensor")
-    return result.requires_grad_(tensor.requires_grad)
+    result.requires_grad_(tensor.requires_grad)
+    return result
 
 
 def _allocate(
@@ -60,6 +62,8 @@ def _allocate(
     process_group: object,
     group: RankGroup,
 ) -> ShardedTensor:
+    if not isinstance(spec, ShardingSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidError(f"expected a ShardingSpec, got {type(spec).__name__}")
     if not isinstance(tensor, torch.Tensor) or isinstance(tensor, ShardedTensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidError(f"only a plain tensor can be sharded, got {type(tensor).__name__}")
     if not 0 <= src_rank < group.size:
@@ -71,4 +75,4 @@ def _allocate(
         for record in metadata.shards_metadata
         if record.rank == group.me
     ]
-    return ShardedTensor._in_group(metadata, shards, spec, process_group, tensor.device)
+    return ShardedTensor.in_group(metadata, shards, spec, process_group, tensor.device)

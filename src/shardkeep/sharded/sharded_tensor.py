@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -31,12 +33,12 @@ class ShardedTensorBase(torch.Tensor):
 
     _local_shards: list[Shard]
     _shards_metadata: tuple[ShardMetadata, ...]
-    _sharding_spec: ShardingSpec | None
+    given_spec: ShardingSpec | None
     _properties: TensorProperties
     _layout: Layout | None
 
     @classmethod
-    def _assemble(
+    def assemble(
         cls,
         metadata: ShardedTensorMetadata,
         local_shards: Sequence[Shard],
@@ -57,8 +59,9 @@ class ShardedTensorBase(torch.Tensor):
         )
         self._local_shards = list(local_shards)
         self._shards_metadata = tuple(metadata.shards_metadata)
-        self._sharding_spec = spec
-        self._properties = properties
+        self.given_spec = spec
+        # A copy: properties are mutable, and the caller may go on to use its own.
+        self._properties = dataclasses.replace(properties)
         self._layout = None
         return self
 
@@ -74,15 +77,25 @@ class ShardedTensorBase(torch.Tensor):
 
         require_whole(sharded_tensor_metadata)
         device = local_shards[0].tensor.device if local_shards else torch.device("cpu")
-        return cls._assemble(sharded_tensor_metadata, local_shards, sharding_spec, device)
+        return cls.assemble(sharded_tensor_metadata, local_shards, sharding_spec, device)
 
     from_local_shards_and_global_metadata = _init_from_local_shards_and_global_metadata
 
     def metadata(self) -> ShardedTensorMetadata:
         """All shards of all ranks, the size and the properties of the shards."""
-        properties = self._properties
-        properties.requires_grad = self.requires_grad
+        properties = dataclasses.replace(self._properties, requires_grad=self.requires_grad)
         return ShardedTensorMetadata(list(self._shards_metadata), self.size(), properties)
+
+    def hold_shards_of(self, other: ShardedTensorBase) -> None:
+        """Share the shards of `other` from now on, as in `self.data = other`."""
+        self._local_shards = [
+            Shard(shard.tensor.detach().requires_grad_(self.requires_grad), shard.metadata)
+            for shard in other._local_shards
+        ]
+        self._shards_metadata = other._shards_metadata
+        self.given_spec = other.given_spec
+        self._properties = dataclasses.replace(other._properties)
+        self._layout = None
 
     def local_shards(self) -> list[Shard]:
         """This rank's shards, possibly none."""
@@ -90,9 +103,9 @@ class ShardedTensorBase(torch.Tensor):
 
     def sharding_spec(self) -> ShardingSpec:
         """The rule that made the shards, inferred from them if none was given."""
-        if self._sharding_spec is None:
-            self._sharding_spec = infer_sharding_spec(self._shards_metadata)
-        return self._sharding_spec
+        if self.given_spec is None:
+            self.given_spec = infer_sharding_spec(self._shards_metadata)
+        return self.given_spec
 
     @property
     def sharded_layout(self) -> Layout:
@@ -154,8 +167,8 @@ class ShardedTensor(ShardedTensorBase):
     Ranks in placements and layouts are global; `dst` and `src_rank` count within the group.
     """
 
-    _process_group: object
-    _remote_shards: dict[int, list[RRef[Shard]]] | None
+    process_group: object
+    rrefs: dict[int, list[RRef[Shard]]] | None
 
     def __new__(
         cls,
@@ -177,11 +190,11 @@ class ShardedTensor(ShardedTensorBase):
         return allocate(cls, sharding_spec, size, properties, process_group, init_rrefs)
 
     # The arguments are consumed by __new__; torch.Tensor's own __init__ takes none of them.
-    def __init__(self, *args: object, **kwargs: object) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportInconsistentConstructor]
         super().__init__()
 
     @classmethod
-    def _in_group(
+    def in_group(
         cls,
         metadata: ShardedTensorMetadata,
         local_shards: Sequence[Shard],
@@ -192,11 +205,11 @@ class ShardedTensor(ShardedTensorBase):
         """Put the parts together without any check."""
         if local_shards:
             device = local_shards[0].tensor.device
-        self = cls._assemble(
+        self = cls.assemble(
             metadata, local_shards, spec, device or RankGroup.of(process_group).wire_device
         )
-        self._process_group = process_group
-        self._remote_shards = None
+        self.process_group = process_group
+        self.rrefs = None
         return self
 
     @classmethod
@@ -267,9 +280,9 @@ class ShardedTensor(ShardedTensorBase):
     @property
     def rank_group(self) -> RankGroup:
         """The ranks that this tensor's operations run on."""
-        return RankGroup.of(self._process_group)
+        return RankGroup.of(self.process_group)
 
-    def gather(
+    def gather(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         dst: int = 0,
         out: torch.Tensor | None = None,
@@ -328,10 +341,10 @@ class ShardedTensor(ShardedTensorBase):
 
     def _regrouped(self, moved: torch.Tensor, process_group: object) -> ShardedTensor:
         result = cast("ShardedTensor", moved)
-        if process_group is None or process_group is result._process_group:
+        if process_group is None or process_group is result.process_group:
             return result
-        return type(self)._in_group(
-            result.metadata(), result._local_shards, self._sharding_spec, process_group
+        return type(self).in_group(
+            result.metadata(), result._local_shards, self.given_spec, process_group
         )
 
     def with_local_tensors(
@@ -351,35 +364,36 @@ class ShardedTensor(ShardedTensorBase):
         dtype = tensors[0].dtype if tensors else dtype or self.dtype
         device = tensors[0].device if tensors else device or self.device
         metadata, shards = replaced_shards(self, tensors, dtype, device)
-        return type(self)._in_group(
-            metadata, shards, self._kept_spec(device), self._process_group, device
+        return type(self).in_group(
+            metadata, shards, self._kept_spec(device), self.process_group, device
         )
 
     def _kept_spec(self, device: torch.device) -> ShardingSpec | None:
         # A spec names devices: on another device it no longer tells the truth.
-        return self._sharding_spec if device == self.device else None
+        return self.given_spec if device == self.device else None
 
     def remote_shards(self) -> dict[int, list[RRef[Shard]]]:
         """RPC references to the other ranks' shards, by rank; needs `init_rrefs=True`."""
-        if self._remote_shards is None:
+        if self.rrefs is None:
             raise RuntimeError(
                 "remote_shards() needs a tensor made with init_rrefs=True and an initialised RPC "
                 "framework; fetch(box) works without"
             )
-        return self._remote_shards
+        return self.rrefs
 
     def __deepcopy__(self, memo: dict[int, object]) -> ShardedTensor:
         if id(self) in memo:
             return cast("ShardedTensor", memo[id(self)])
         copies = [shard.tensor.detach().clone() for shard in self._local_shards]
         result = self.with_local_tensors(copies)
-        result = result.requires_grad_(self.requires_grad)
-        if self.grad is not None:
-            result.grad = self.grad.__deepcopy__(memo)
-        result.__dict__.update(
-            {k: v for k, v in self.__dict__.items() if k not in result.__dict__}
-        )
+        result.requires_grad_(self.requires_grad)
         memo[id(self)] = result
+        if self.grad is not None:
+            result.grad = copy.deepcopy(self.grad, memo)
+        # What others hung onto the tensor goes along, such as a parameter's mark.
+        for name, value in vars(self).items():
+            if name not in vars(result):
+                setattr(result, name, copy.deepcopy(value, memo))
         return result
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:

@@ -44,9 +44,7 @@ class ChunkShardingSpec(ShardingSpec):
     dim: int
     placements: list[RemoteDevice]
 
-    def __init__(
-        self, dim: int, placements: Sequence[str | torch.device | RemoteDevice]
-    ) -> None:
+    def __init__(self, dim: int, placements: Sequence[str | torch.device | RemoteDevice]) -> None:
         self.dim = _require_dim(dim)
         self.placements = [RemoteDevice(placement) for placement in placements]
         if not self.placements:

@@ -22,13 +22,15 @@ class ThreadRanks:
 
     def __init__(self, size: int, *, timeout: float = 30.0) -> None:
         self.size = size
-        self._store = dist.HashStore()
+        self._store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
         self._timeout = datetime.timedelta(seconds=timeout)
         self._numbers = itertools.count()
         self._groups = self._connect()
 
     def _connect(self) -> list[Any]:
-        store = dist.PrefixStore(f"world-{next(self._numbers)}", self._store)
+        store = dist.PrefixStore(  # pyright: ignore[reportPrivateImportUsage]
+            f"world-{next(self._numbers)}", self._store
+        )
         return _in_threads(
             [
                 lambda rank=rank: dist.ProcessGroupGloo(store, rank, self.size, self._timeout)

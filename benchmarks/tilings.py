@@ -1,0 +1,103 @@
+"""How long does it take to check that boxes tile a tensor, beside PyTorch's own check?
+
+    python -m benchmarks.tilings
+
+PyTorch checks pairs with a sweep line, then compares volumes. It answers yes or no; so the same
+boxes, all of them right, go to both.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharding_spec._internals import (
+    check_tensor,
+    validate_non_overlapping_shards_metadata,
+)
+
+from shardkeep.boxes import Box, check_tiling, find_overlaps, meetings
+from shardkeep.testing.box_strategies import random_tiling
+
+REPETITIONS = 5
+LARGE = 100_000
+BESIDE_TORCH = (2_000, 8_000)
+SHAPES = {
+    "irregular 2-D": (2**20, 2**20),
+    "irregular 3-D": (2**14, 2**14, 2**14),
+    "stripes": (2**20, 4096),
+}
+
+
+def boxes_for(kind: str, count: int, seed: int = 0) -> list[Box]:
+    shape = SHAPES[kind]
+    rng = np.random.default_rng(seed)
+    if kind != "stripes":
+        return random_tiling(shape, count, rng)
+    cuts = np.sort(rng.choice(np.arange(1, shape[0]), count - 1, replace=False)).tolist()
+    ends = zip([0, *cuts], [*cuts, shape[0]], strict=True)
+    return [Box((start, 0), (stop, shape[1])) for start, stop in ends]
+
+
+def seconds(act: Callable[[], object], repetitions: int = REPETITIONS) -> list[float]:
+    """The time of each repetition, fastest first."""
+    times: list[float] = []
+    for _ in range(repetitions):
+        start = time.perf_counter()
+        act()
+        times.append(time.perf_counter() - start)
+    return sorted(times)
+
+
+def torch_check(shape: Sequence[int], shards: list[ShardMetadata]) -> None:
+    validate_non_overlapping_shards_metadata(shards)
+    check_tensor(shards, tuple(shape))
+
+
+def our_check(shape: Sequence[int], boxes: Sequence[Box]) -> None:
+    if not check_tiling(shape, boxes).is_tiling:
+        raise AssertionError("a tiling was not taken for one")
+
+
+def spread(times: Sequence[float]) -> str:
+    middle, worst = times[len(times) // 2], times[-1]
+    return f"{1e3 * middle:9.1f} ms  ({1e3 * times[0]:.1f} to {1e3 * worst:.1f})"
+
+
+def compare_with_torch(kind: str, count: int) -> None:
+    shape, boxes = SHAPES[kind], boxes_for(kind, count)
+    shards = [ShardMetadata(list(box.start), list(box.shape), "rank:0/cpu") for box in boxes]
+    ours = seconds(lambda: our_check(shape, boxes))
+    theirs = seconds(lambda: torch_check(shape, shards))
+    ratio = theirs[len(theirs) // 2] / ours[len(ours) // 2]
+    print(f"{kind:14}{count:8}  shardkeep {spread(ours):34}  torch {spread(theirs)}  x {ratio:.1f}")
+
+
+def check_many(kind: str) -> None:
+    shape, boxes = SHAPES[kind], boxes_for(kind, LARGE)
+    print(f"{kind:14}{LARGE:8}  shardkeep {spread(seconds(lambda: our_check(shape, boxes)))}")
+
+
+def join_many(kind: str) -> None:
+    boxes, others = boxes_for(kind, LARGE), boxes_for(kind, LARGE, seed=1)
+    found = len(meetings(boxes, others))
+    apart = seconds(lambda: find_overlaps(boxes), 2)
+    print(f"{kind:14}{LARGE:8}  no overlaps found     {spread(apart)}")
+    met = seconds(lambda: meetings(boxes, others), 2)
+    print(f"{kind:14}{LARGE:8}  {found:9} meetings    {spread(met)}")
+
+
+def main() -> None:
+    print(f"Median of {REPETITIONS} repetitions (fastest to slowest).\n\nCheck a tiling")
+    for kind in SHAPES:
+        check_many(kind)
+    for kind in SHAPES:
+        for count in BESIDE_TORCH:
+            compare_with_torch(kind, count)
+    print("\nJoin two tilings")
+    for kind in SHAPES:
+        join_many(kind)
+
+
+if __name__ == "__main__":
+    main()

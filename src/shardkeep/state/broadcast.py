@@ -1,0 +1,195 @@
+"""How does one rank's full state dict reach the shards of all?
+
+The source announces what it has, each rank says which boxes it needs, and gets just these, all
+tensors in one exchange. What every rank needs whole goes out as a broadcast.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+
+from shardkeep.errors import InvalidError
+from shardkeep.layouts import Layout
+from shardkeep.manifest import decode_value, encode_value
+from shardkeep.plan import Entry, held_layout, holders_of, plan_moves
+from shardkeep.ranks import (
+    RankGroup,
+    Shipment,
+    Views,
+    agree,
+    broadcast_bytes,
+    share_from,
+    share_views,
+    ship,
+)
+from shardkeep.sharded.leaves import leaf_kind, local_tensors
+from shardkeep.state.keys import path_of, wire_key
+from shardkeep.state.paths import Path, path_text, set_element
+from shardkeep.state.removing import remove_leaves
+from shardkeep.state.targets import Target, put, target_for
+from shardkeep.state.tree import leaves
+
+_WHAT = "broadcast_state_dict"
+
+
+def broadcast_state_dict(
+    full_state_dict: Any,
+    local_state_dict: Any,
+    device: torch.device | str | None = None,
+    pg: Any = None,
+    strict: bool = False,
+    cpu_offload: bool = False,
+    *,
+    src: int = 0,
+) -> None:
+    """Fill `local_state_dict` in place from the full one of group rank `src`. SPMD.
+
+    DTensors, ShardedTensors and tensors are filled where they are, in their dtype; those on the
+    meta device are made on `device` (CPU by default). Keys that a rank does not have are not sent
+    to it; keys that the source does not have are removed if `strict`, else left. The full state
+    dict of the other ranks is not looked at.
+    """
+    group = RankGroup.of(pg)
+    where = torch.device(device) if device is not None else None
+    offer = _announce(group, full_state_dict, src)
+    job = _Broadcast(group, src, where)
+    views = share_views(group, _WHAT, lambda: job.prepare(offer, local_state_dict))
+    job.run(offer, views)
+    for target in job.targets.values():
+        put(local_state_dict, target, cpu_offload=cpu_offload)
+    for path, value in job.values:
+        set_element(local_state_dict, path, value)
+    if strict:
+        remove_leaves(local_state_dict, keep=set(offer.tensors) | set(offer.values))
+
+
+@dataclass
+class _Offer:
+    """What the source has: tensors by dtype and shape, values themselves."""
+
+    tensors: dict[str, tuple[str, list[int]]] = field(default_factory=dict[str, Any])
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    sources: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    """The tensors themselves, on the source."""
+
+
+def _announce(group: RankGroup, full: Any, src: int) -> _Offer:
+    """The source's offer on all ranks."""
+    payloads: list[bytes] = []
+    offer = _Offer()
+
+    def check() -> bytes:
+        if not 0 <= src < group.size:
+            raise InvalidError(f"src={src} is not a rank of a group of {group.size}")
+        if group.my_index == src:
+            _collect(offer, full)
+            payloads.append(msgspec.json.encode([offer.tensors, offer.values]))
+        nbytes = len(payloads[0]) if payloads else 0
+        return msgspec.json.encode([src, nbytes])
+
+    facts = [msgspec.json.decode(fact) for fact in agree(group, _WHAT, check)]
+    _require_one_source(group, [fact[0] for fact in facts])
+    data = share_from(group, src, payloads[0] if payloads else None, facts[src][1])
+    offer.tensors, offer.values = msgspec.json.decode(data)
+    return offer
+
+
+def _require_one_source(group: RankGroup, named: Sequence[int]) -> None:
+    if len(set(named)) > 1:
+        said = ", ".join(
+            f"rank {rank}: src={src}" for rank, src in zip(group.ranks, named, strict=True)
+        )
+        raise InvalidError(f"{_WHAT}: ranks name different sources ({said})")
+
+
+def _collect(offer: _Offer, full: Any) -> None:
+    for path, leaf in leaves(full):
+        key = wire_key(path)
+        if leaf_kind(leaf) is None:
+            offer.values[key] = _encoded(path, leaf)
+        else:
+            offer.sources[key] = _source(path, leaf)
+            offer.tensors[key] = (str(leaf.dtype).removeprefix("torch."), list(leaf.shape))
+
+
+def _encoded(path: Path, value: object) -> Any:
+    try:
+        return encode_value(value)
+    except InvalidError as error:
+        raise InvalidError(f"{path_text(path)}: {error}") from error
+
+
+def _source(path: Path, leaf: torch.Tensor) -> torch.Tensor:
+    """The memory of a full tensor; a distributed one must be whole on this rank."""
+    if leaf.is_meta:
+        raise InvalidError(f"{path_text(path)} is on the meta device: it has no values to send")
+    parts = local_tensors(leaf)
+    if len(parts) != 1 or parts[0].shape != leaf.shape:
+        raise InvalidError(
+            f"{path_text(path)} is sharded, this rank holds a part of it only; "
+            "make it whole first with gather_state_dict(full, ranks_only=(src,))"
+        )
+    return parts[0]
+
+
+class _Broadcast:
+    """One call: what this rank needs, and how it comes."""
+
+    def __init__(self, group: RankGroup, src: int, device: torch.device | None) -> None:
+        self.group = group
+        self.src = src
+        self.device = device
+        self.targets: dict[str, Target] = {}
+        self.values: list[tuple[Path, object]] = []
+
+    def prepare(self, offer: _Offer, local: Any) -> dict[str, Entry]:
+        """My view of the offered tensors that I have a place for."""
+        here = {wire_key(path): leaf for path, leaf in leaves(local)}
+        for key, (dtype, shape) in offer.tensors.items():
+            if key in here:
+                self.targets[key] = target_for(
+                    path_of(key), here[key], shape, getattr(torch, dtype), self.device
+                )
+        self.values = [
+            (path_of(key), decode_value(data)) for key, data in offer.values.items() if key in here
+        ]
+        # Ranks may keep a tensor in dtypes of their own: on the way it has the source's.
+        return {
+            key: Entry(offer.tensors[key][0], target.entry.shape, target.entry.layout)
+            for key, target in self.targets.items()
+        }
+
+    def run(self, offer: _Offer, views: Views) -> None:
+        """Fill the targets."""
+        shipments: list[Shipment] = []
+        everywhere: list[str] = []
+        for key in offer.tensors:
+            holders = holders_of(key, views)
+            if len(holders) == 1 and holders[0][0].layout is None and self._is_everyone(holders):
+                everywhere.append(key)
+            elif holders:
+                shipments.append(self._shipment(key, offer, held_layout(holders)))
+        ship(self.group, shipments, what=_WHAT)
+        self._broadcast(offer, everywhere)
+
+    def _is_everyone(self, holders: Iterable[tuple[Entry, Sequence[int]]]) -> bool:
+        return sum(len(ranks) for _, ranks in holders) == self.group.size
+
+    def _shipment(self, key: str, offer: _Offer, target: Layout) -> Shipment:
+        source = Layout.replicated(target.shape, [self.group.ranks[self.src]])
+        mine = self.targets.get(key)
+        return Shipment(
+            plan_moves((source,), target, self.group.me),
+            getattr(torch, offer.tensors[key][0]),
+            [offer.sources[key]] if key in offer.sources else (),
+            mine.buffers if mine else (),
+        )
+
+    def _broadcast(self, offer: _Offer, keys: Sequence[str]) -> None:
+        sources = [offer.sources[key] for key in keys if key in offer.sources]
+        dtypes = [getattr(torch, offer.tensors[key][0]) for key in keys]
+        targets = [self.targets[key].buffers[0] for key in keys]
+        broadcast_bytes(self.group, self.src, sources, targets, dtypes)

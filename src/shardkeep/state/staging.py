@@ -1,0 +1,107 @@
+"""How is a snapshot of a state dict taken that never changes, in memory that is used again?"""
+
+import threading
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from shardkeep.errors import InvalidError
+from shardkeep.state.buffers import BufferPool, HostMemory
+from shardkeep.state.mirror import mirror_tree, wait_for_copies
+from shardkeep.state.paths import Path
+from shardkeep.state.tree import nodes
+from shardkeep.state.values import copied_value
+
+
+class Snapshot:
+    """A copy of a state dict in host memory that its holder alone decides about.
+
+    After `release`, or at the end of a `with` block, the next snapshot may overwrite its
+    memory: keep no tensor of it. A snapshot that is dropped without release frees its memory.
+    """
+
+    def __init__(self, tree: Any, buffers: list[torch.Tensor], pool: BufferPool) -> None:
+        self._tree = tree
+        self._buffers: list[torch.Tensor] | None = buffers
+        self._pool = pool
+        self._lock = threading.Lock()
+
+    @property
+    def tree(self) -> Any:
+        """The state dict as it was: the same containers, every tensor on the CPU."""
+        if self._buffers is None:
+            raise InvalidError("the snapshot was released: its memory may belong to a later one")
+        return self._tree
+
+    @property
+    def nbytes(self) -> int:
+        """How much buffer memory the snapshot holds."""
+        return sum(buffer.nbytes for buffer in self._buffers or ())
+
+    def release(self) -> None:
+        """Give the memory back to the stager. From any thread; a second call does nothing."""
+        # Two threads that release at once must not hand the same memory to two snapshots.
+        with self._lock:
+            buffers, self._buffers, self._tree = self._buffers, None, None
+        if buffers is not None:
+            self._pool.give_back(buffers)
+
+    def __enter__(self) -> "Snapshot":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class Stager:
+    """Takes snapshots of state dicts, in buffers that are used again once they are released.
+
+    >>> stager, weight = Stager(), torch.ones(2)
+    >>> with stager.stage({"weight": weight}) as snapshot:
+    ...     weight.zero_()
+    ...     snapshot.tree["weight"]
+    tensor([0., 0.])
+    tensor([1., 1.])
+    """
+
+    def __init__(self, *, pin_memory: bool = False, share_memory: bool = False) -> None:
+        memory = HostMemory(pin_memory, share_memory)
+        memory.check()
+        self._pool = BufferPool(memory)
+
+    @torch.no_grad()
+    def stage(self, state_dict: Any) -> Snapshot:
+        """A snapshot of the whole tree, complete when this returns.
+
+        Of each storage, the bytes that leaves use are copied once: views, strides and ties are
+        rebuilt on the copy. DTensors and ShardedTensors keep their layout; other leaves are
+        deep-copied. While an earlier snapshot is held, this one gets fresh memory.
+        """
+        buffers = self._pool.open()
+        memo: dict[int, Any] = {}
+
+        def value(path: Path, leaf: Any) -> Any:
+            return copied_value(path, leaf, memo)
+
+        tree = mirror_tree(state_dict, buffers.take, value, fill=True)
+        _own_attributes(tree, memo)
+        wait_for_copies(state_dict)
+        return Snapshot(tree, buffers.taken, self._pool)
+
+    def clear(self) -> None:
+        """Free the memory of released snapshots."""
+        self._pool.clear()
+
+
+def _own_attributes(tree: Any, memo: dict[int, Any]) -> None:
+    """Replace what the containers of a fresh tree still share with the source by copies."""
+    for node in nodes(tree):
+        if node.opened and node.opened.container.attributes:
+            attributes = node.opened.container.attributes
+            node.value.__dict__.update(copied_value(node.path, attributes, memo))

@@ -1,0 +1,503 @@
+"""Sharded tensors on real ranks, above all where PyTorch's lose data, crash or hang."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardkeep.boxes import Box
+from shardkeep.errors import RankFailedError, RankInputError, RanksDisagreeError
+from shardkeep.layouts import Layout
+from shardkeep.sharded import (
+    Shard,
+    ShardedTensor,
+    Sharder,
+    ShardingPlan,
+    ShardMetadata,
+    full,
+    init_from_local_shards,
+    ones_like,
+    rand,
+    shard_module,
+    shard_parameter,
+    shard_tensor,
+    zeros_like,
+)
+from tests.distributed.tensors import (
+    assert_group_works,
+    assert_holds,
+    assert_same,
+    boxes,
+    chunks,
+    distinct,
+    sharded,
+    subgroup,
+)
+
+DTYPES = (
+    *(torch.bool, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.int64, torch.uint64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
+    *(torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2),
+)
+
+
+def b01_values_travel_in_the_tensors_dtype(rank: int, world: int) -> None:
+    beyond_float32 = torch.arange(2**25 + 1, 2**25 + 15).reshape(7, 2)
+    beyond_float64 = beyond_float32 + 2**53
+    for values in (beyond_float32, beyond_float64, *(distinct((7, 3), dtype) for dtype in DTYPES)):
+        tensor = sharded(values, chunks(0, range(world)))
+        gathered = tensor.gather(2)
+        if rank == 2:
+            assert_same(gathered, values)
+        else:
+            assert gathered is None
+        assert_same(tensor.full_tensor(), values)
+
+
+def b01_a_conversion_is_asked_for_by_name(rank: int, world: int) -> None:
+    values = torch.arange(2**25 + 1, 2**25 + 8)
+    tensor = sharded(values, chunks(0, range(world)))
+    out = torch.empty(7, dtype=torch.float64) if rank == 0 else None
+
+    with pytest.raises(RankInputError, match=r"rank 0: .*out has dtype torch.float64.*int64"):
+        tensor.gather(0, out)
+    tensor.gather(0, out, dtype=torch.float64)
+
+    if rank == 0:
+        assert_same(out, values.double())
+
+
+def b02_cells_are_placed_by_their_box(rank: int, world: int) -> None:
+    values = distinct((8, 6), torch.int64)
+    for spec in (
+        chunks(1, range(world)),
+        chunks(0, [2, 0, 3, 1]),
+        chunks(0, [0, 1, 2, 3, 3, 2, 1, 0]),
+        boxes(
+            (3, Box((0, 0), (5, 2))),
+            (3, Box((5, 0), (8, 2))),
+            (0, Box((0, 2), (3, 6))),
+            (1, Box((3, 2), (8, 6))),
+        ),
+    ):
+        tensor = sharded(values, spec)
+        assert_same(tensor.full_tensor(), values)
+        gathered = tensor.gather(1)
+        if rank == 1:
+            assert_same(gathered, values)
+
+
+def b06_a_gap_is_refused_everywhere(rank: int, world: int) -> None:
+    values = distinct((8, 2))
+    mine = [] if rank == 2 else [Shard.from_tensor_and_offsets(values[:2], (2 * rank, 0), rank)]
+    with pytest.raises(ValueError, match=r"\[4:6, 0:2\]"):
+        init_from_local_shards(mine, 8, 2)
+
+    tensor = sharded(values, chunks(0, range(world)))
+    with pytest.raises(ValueError, match=r"\[2:8, 0:2\]"):
+        tensor.reshard(boxes((0, Box((0, 0), (2, 2)))))
+    assert_same(tensor.full_tensor(), values)
+
+
+def b09_five_rows_on_four_ranks(rank: int, world: int) -> None:
+    values = distinct((5, 3))
+    tensor = shard_tensor(values if rank == 0 else torch.zeros(5, 3), chunks(0, range(world)))
+
+    offsets = [record.shard_offsets[0] for record in tensor.metadata().shards_metadata]
+    assert offsets == [0, 2, 4, 5]
+    assert_holds(tensor, values)
+    for made in (tensor.clone(), tensor.detach(), copy.deepcopy(tensor), tensor.to(torch.float32)):
+        assert_holds(made, values)
+        assert_same(made.full_tensor(), values)
+    wide = tensor.to(torch.float64)
+    assert_holds(wide, values.double())
+    assert wide.metadata().tensor_properties.dtype == torch.float64
+    assert_same(tensor.full_tensor(), values)
+
+
+def b10_a_group_without_rank_0(rank: int, world: int) -> None:
+    values = distinct((5, 3), torch.int64)
+    with subgroup([2, 3]) as group:
+        if group is None:
+            return
+        tensor = sharded(values, chunks(0, [3, 2]), group)
+        gathered = tensor.gather(1)
+        if rank == 3:
+            assert_same(gathered, values)
+        else:
+            assert gathered is None
+        assert_same(tensor.full_tensor(), values)
+        assert_same(tensor.fetch(Box((2, 1), (4, 3))), values[2:4, 1:3])
+
+        spec = chunks(1, [2, 3])
+        assert_holds(tensor.reshard(spec), values)
+        mine = values if dist.get_rank(group) == 1 else torch.zeros_like(values)
+        scattered = shard_tensor(mine, spec, src_rank=1, process_group=group)
+        assert_holds(scattered, values)
+        assert torch.equal(scattered, tensor)
+        with pytest.raises(ValueError, match=r"owned by rank 1.*ranks \[2, 3\]"):
+            sharded(values, chunks(0, [1, 2]), group)
+        with pytest.raises(RankInputError, match=r"ranks 2-3: .*dst=2 .* group of 2"):
+            tensor.gather(2)
+
+
+def b11_reshard_to_every_order_of_ranks(rank: int, world: int) -> None:
+    values = distinct((7, 2), torch.int64)
+    start = sharded(values, chunks(0, [1, 2, 3, 0]))
+    for order in itertools.permutations(range(world)):
+        moved = start.reshard(chunks(0, order))
+        assert [record.rank for record in moved.metadata().shards_metadata] == list(order)
+        assert_holds(moved, values)
+
+
+def b11_reshard_leaves_its_tensor_alone(rank: int, world: int) -> None:
+    values = distinct((8, 4))
+    tensor = sharded(values, chunks(0, range(world)))
+    before = tensor.metadata()
+
+    moved = tensor.reshard(chunks(1, [3, 2, 1, 0]))
+    with torch.no_grad():
+        moved.zero_()
+
+    assert moved is not tensor
+    assert tensor.metadata() == before
+    assert_holds(tensor, values)
+
+
+def _wrong_shards(rank: int) -> None:
+    values = distinct((8, 2))
+    offset = 2 * rank
+    rows = values[offset : offset + 2]
+    if rank == 2:
+        rows = rows.t().contiguous().t()
+    init_from_local_shards([Shard.from_tensor_and_offsets(rows, (offset, 0), rank)], 8, 2)
+
+
+def _wrong_type(rank: int) -> None:
+    shard = Shard.from_tensor_and_offsets(torch.zeros(2, 2), (2 * rank, 0), rank)
+    mine = ["no shard"] if rank == 2 else [shard]
+    init_from_local_shards(mine, 8, 2)  # type: ignore[arg-type]
+
+
+def _wrong_size(rank: int) -> None:
+    shard = Shard.from_tensor_and_offsets(torch.zeros(2, 2), (2 * rank, 0), rank)
+    init_from_local_shards([shard], -8 if rank == 2 else 8, 2)
+
+
+def _wrong_out(rank: int) -> None:
+    tensor = sharded(distinct((8, 2)), chunks(0, range(4)))
+    tensor.gather(2, torch.empty(8, 3) if rank == 2 else None)
+
+
+def _wrong_goal(rank: int) -> None:
+    tensor = sharded(distinct((8, 2)), chunks(0, range(4)))
+    tensor.reshard(chunks(5 if rank == 2 else 1, range(4)))
+
+
+def _no_goal(rank: int) -> None:
+    tensor = sharded(distinct((8, 2)), chunks(0, range(4)))
+    tensor.reshard("rows" if rank == 2 else chunks(1, range(4)))  # type: ignore[arg-type]
+
+
+def _wrong_box(rank: int) -> None:
+    tensor = sharded(distinct((8, 2)), chunks(0, range(4)))
+    tensor.fetch(Box((0, 0), (9 if rank == 2 else 8, 2)))
+
+
+def _wrong_spec(rank: int) -> None:
+    spec = "rows" if rank == 2 else chunks(0, range(4))
+    shard_tensor(distinct((8, 2)), spec)  # type: ignore[arg-type]
+
+
+def _wrong_owner(rank: int) -> None:
+    shard_tensor(distinct((8, 2)), chunks(0, [0, 1, 2, 9 if rank == 2 else 3]))
+
+
+def _no_tensor(rank: int) -> None:
+    values = None if rank == 2 else distinct((8, 2))
+    shard_tensor(values, chunks(0, range(4)))  # type: ignore[arg-type]
+
+
+def _no_parameter(rank: int) -> None:
+    module = nn.Linear(3, 4, bias=rank != 2)
+    shard_parameter(module, "bias", chunks(0, range(4)))
+
+
+def _wrong_plan(rank: int) -> None:
+    path = "missing.weight" if rank == 2 else "0.weight"
+    shard_module(nn.Sequential(nn.Linear(3, 4)), ShardingPlan({path: chunks(0, range(4))}))
+
+
+def _wrong_sum(rank: int) -> None:
+    tensor = sharded(distinct((8, 2)), chunks(0, range(4)))
+    tensor.sum(1 if rank == 2 else None)
+
+
+def _wrong_partner(rank: int) -> None:
+    tensor = sharded(distinct((8, 2)), chunks(0, range(4)))
+    torch.equal(tensor, distinct((8, 2)) if rank == 2 else tensor)
+
+
+def _wrong_ids(rank: int) -> None:
+    table = sharded(distinct((8, 2)), chunks(0, range(4)))
+    nn.functional.embedding(torch.tensor([1, 8 if rank == 2 else 7]), table)
+
+
+WRONG_ON_RANK_2 = {
+    "shards": _wrong_shards,
+    "type": _wrong_type,
+    "size": _wrong_size,
+    "out": _wrong_out,
+    "goal": _wrong_goal,
+    "no_goal": _no_goal,
+    "box": _wrong_box,
+    "spec": _wrong_spec,
+    "owner": _wrong_owner,
+    "no_tensor": _no_tensor,
+    "no_parameter": _no_parameter,
+    "plan": _wrong_plan,
+    "sum": _wrong_sum,
+    "partner": _wrong_partner,
+    "ids": _wrong_ids,
+}
+
+
+def b12_one_ranks_mistake_is_everyones_error(rank: int, world: int, *, mistake: str) -> str:
+    """What this rank was told."""
+    with pytest.raises(RankFailedError, match=r"(?s)failed on rank 2\n  rank 2: ") as caught:
+        WRONG_ON_RANK_2[mistake](rank)
+    assert list(caught.value.failures) == [2]
+    assert_group_works()
+    return str(caught.value)
+
+
+def b12_ranks_that_want_different_things_are_told(rank: int, world: int) -> None:
+    tensor = sharded(distinct((8, 2)), chunks(0, range(world)))
+    with pytest.raises(RanksDisagreeError, match=r"(?s)ranks 0, 2-3: \[0\].*rank 1: \[1\]"):
+        tensor.gather(1 if rank == 1 else 0)
+    with pytest.raises(RanksDisagreeError, match=r"(?s)rank 0: .*ranks 1-3: "):
+        tensor.reshard(chunks(1 if rank == 0 else 0, range(world)))
+    with pytest.raises(ValueError, match=r"dtype is float32 on rank 0, but float64 on rank 3"):
+        rows = torch.zeros(2, 2, dtype=torch.float64 if rank == 3 else torch.float32)
+        init_from_local_shards([Shard.from_tensor_and_offsets(rows, (2 * rank, 0), rank)], 8, 2)
+    assert_group_works()
+
+
+def b13_equal_and_allclose_agree_on_all_ranks(rank: int, world: int) -> None:
+    values = distinct((7, 2), torch.int32).float()
+    tensor = sharded(values, chunks(0, range(world)))
+    other = sharded(values, chunks(1, [3, 1, 0, 2]))
+    assert torch.equal(tensor, other) is True
+    assert torch.allclose(tensor, other) is True
+
+    # Only rank 3 holds a cell that differs, yet all ranks say so.
+    near = tensor.clone()
+    if rank == 3:
+        near.local_shards()[0].tensor[0, 0] += 2.0
+    assert torch.equal(tensor, near) is False
+    assert torch.allclose(tensor, near) is False
+    assert torch.allclose(tensor, near, 0.0, 2.5) is True
+    assert torch.allclose(tensor, near, 0.0, 1.5) is False
+    assert torch.allclose(tensor, near, rtol=0.0, atol=2.5) is True
+    assert tensor.allclose(near, 0.0, 2.5) is True
+
+
+class _Doubled(Sharder):
+    """Puts a module of another class in the place of what it shards."""
+
+    def shard(self, module: nn.Module) -> nn.Module:
+        return nn.Identity()
+
+
+class _Tables(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb1 = nn.Embedding(7, 3)
+        self.emb10 = nn.Embedding(7, 3)
+        self.inner = nn.Sequential(nn.Linear(3, 3))
+
+
+def b14_a_sharder_replaces_its_module(rank: int, world: int) -> None:
+    torch.manual_seed(rank)
+    model = _Tables()
+    table = distinct((7, 3))
+    if rank == 1:
+        model.emb10.weight.data.copy_(table)
+    plan = ShardingPlan(
+        {
+            "emb1": _Doubled(),
+            "emb10.weight": chunks(0, range(world)),
+            "inner.0": _Doubled(),
+        }
+    )
+
+    shard_module(model, plan, src_rank=1)
+
+    assert isinstance(model.emb1, nn.Identity)
+    assert isinstance(model.inner[0], nn.Identity)
+    assert not hasattr(model, "mod_name")
+    assert isinstance(model.emb10.weight, ShardedTensor)
+    assert isinstance(model.emb10.weight, nn.Parameter)
+    assert_holds(model.emb10.weight, table)
+
+
+def b15_no_dims_and_no_cells(rank: int, world: int) -> None:
+    number = torch.tensor(2**25 + 1)
+    scalar = sharded(number, boxes((2, Box((), ()))))
+    gathered = scalar.gather(3)
+    assert (gathered is None) == (rank != 3)
+    if rank == 3:
+        assert_same(gathered, number)
+    assert_same(scalar.full_tensor(), number)
+    assert int(scalar.sum()) == 2**25 + 1
+
+    for shape, dim in (((0, 3), 0), ((0, 3), 1), ((5, 0), 0)):
+        nothing = sharded(torch.empty(shape), chunks(dim, range(world)))
+        assert_same(nothing.full_tensor(), torch.empty(shape))
+        gathered = nothing.gather(1)
+        if rank == 1:
+            assert_same(gathered, torch.empty(shape))
+        assert_same(nothing.reshard(chunks(dim, [3, 2, 1, 0])).full_tensor(), torch.empty(shape))
+
+
+def b15_out_on_a_rank_that_does_not_gather(rank: int, world: int) -> None:
+    values = distinct((4, 2))
+    tensor = sharded(values, chunks(0, range(world)))
+    with pytest.raises(RankInputError, match=r"failed on ranks 1-3\n.*must pass out=None"):
+        tensor.gather(0, torch.zeros(4, 2))
+    assert_group_works()
+
+
+def b15_a_rank_without_shards_answers_like_the_others(rank: int, world: int) -> None:
+    tensor = sharded(distinct((3, 2)), chunks(0, range(3)))
+    assert len(tensor.local_shards()) == (0 if rank == 3 else 1)
+
+    assert tensor.is_meta is False
+    assert tensor.device == torch.device("cpu")
+    assert (tensor.dim(), tensor.numel(), tensor.stride()) == (2, 6, (2, 1))
+    assert tensor.nbytes == 24
+    assert tensor.is_floating_point()
+    assert tensor.is_contiguous()
+    doubled = tensor.clone().detach() * 2
+    assert doubled.dtype == torch.float32
+    assert_same(doubled.full_tensor(), distinct((3, 2)) * 2)
+    assert tensor.to("meta").is_meta is True
+
+
+def empty_shards_on_some_ranks_gather(rank: int, world: int) -> None:
+    """pytorch#150928: a rank may bring nothing, or shards without cells."""
+    values = distinct((5, 2), torch.int64)
+    pieces = {0: [values[:3]], 1: [], 2: [values[3:3]], 3: [values[3:3], values[3:]]}[rank]
+    starts = {0: [0], 1: [], 2: [3], 3: [3, 3]}[rank]
+    mine = [
+        Shard.from_tensor_and_offsets(piece, (start, 0), rank)
+        for piece, start in zip(pieces, starts, strict=True)
+    ]
+    tensor = init_from_local_shards(mine, 5, 2)
+
+    assert_same(tensor.full_tensor(), values)
+    gathered = tensor.gather(1)
+    if rank == 1:
+        assert_same(gathered, values)
+
+
+def to_keeps_what_it_is_told(rank: int, world: int) -> None:
+    values = distinct((5, 2), torch.int32).float()
+    tensor = sharded(values, chunks(0, [3, 1, 2, 0]))
+    for moved in (
+        tensor.to("cpu", dtype=torch.float64),
+        tensor.to("cpu", torch.float64),
+        tensor.to("cpu", torch.float64, False),
+        tensor.to("cpu", torch.float64, False, True),
+        tensor.to(device="cpu", dtype=torch.float64),
+        tensor.to(torch.float64),
+        tensor.to(torch.zeros((), dtype=torch.float64)),
+        tensor.double(),
+    ):
+        assert moved.dtype == torch.float64
+        assert moved.metadata().tensor_properties.dtype == torch.float64
+        assert_holds(moved, values.double())
+    # The device that is named is the one it has: nothing to do.
+    assert tensor.to("cpu") is tensor
+    assert tensor.to(torch.device("cpu")) is tensor
+    assert tensor.cpu() is tensor
+    assert tensor.to("cpu", copy=True) is not tensor
+
+
+def to_keeps_the_owners_of_all_shards(rank: int, world: int) -> None:
+    tensor = sharded(distinct((5, 2)), chunks(0, [3, 1, 2, 0]))
+    owners = [3, 1, 2, 0]
+    for moved, device in ((tensor.to(torch.float64), "cpu"), (tensor.to("meta"), "meta")):
+        placements = [str(record.placement) for record in moved.metadata().shards_metadata]
+        assert placements == [f"rank:{owner}/{device}" for owner in owners]
+
+
+def likes_keep_dtype_and_group(rank: int, world: int) -> None:
+    with subgroup([1, 3]) as group:
+        if group is None:
+            return
+        tensor = sharded(distinct((5, 2), torch.int16), chunks(0, [3, 1]), group)
+        for made, value in ((zeros_like(tensor), 0), (ones_like(tensor), 1)):
+            assert made.dtype == torch.int16
+            assert made.process_group is group
+            expected = torch.full((5, 2), value, dtype=torch.int16)
+            assert_same(made.full_tensor(), expected)
+        wide = zeros_like(tensor, dtype=torch.float64)
+        assert_same(wide.full_tensor(), torch.zeros(5, 2, dtype=torch.float64))
+
+
+def full_has_the_dtype_of_its_value(rank: int, world: int) -> None:
+    made = full(chunks(0, range(world)), (5, 2), 2**25 + 1)
+    assert_same(made.full_tensor(), torch.full((5, 2), 2**25 + 1))
+
+
+def equal_seeds_make_different_shards(rank: int, world: int) -> None:
+    torch.manual_seed(7)
+    whole = rand(chunks(0, range(world)), 8, 5).full_tensor()
+    assert len(set(whole.flatten().tolist())) == 40
+
+
+def a_placement_without_a_rank_is_refused(rank: int, world: int) -> None:
+    with pytest.raises(ValueError, match=r"owned by no rank.*rank:0/cpu"):
+        ShardedTensor(boxes((0, Box((0,), (4,)))).__class__([ShardMetadata([0], [4], "cpu")]), 4)
+
+
+def reshard_between_all_kinds_of_tilings(rank: int, world: int) -> None:
+    values = distinct((7, 5), torch.int64)
+    goals = [
+        chunks(0, range(world)),
+        chunks(1, [2, 0, 3, 1]),
+        chunks(0, [1, 1, 2]),
+        Layout.grid((7, 5), (2, 2), [3, 2, 1, 0]),
+        boxes(
+            (2, Box((0, 0), (4, 1))),
+            (2, Box((4, 0), (7, 1))),
+            (0, Box((0, 1), (7, 2))),
+            (3, Box((0, 2), (2, 5))),
+            (2, Box((2, 2), (7, 5))),
+        ),
+    ]
+    start = sharded(values, chunks(0, range(world)))
+    for first, second in itertools.product(goals, repeat=2):
+        moved = start.reshard(first).reshard(second)
+        assert_holds(moved, values)
+        assert_same(moved.full_tensor(), values)
+
+
+def fetch_brings_each_rank_its_own_box(rank: int, world: int) -> None:
+    values = distinct((7, 5), torch.int64)
+    tensor = sharded(values, chunks(0, [3, 1, 0, 2]))
+    wanted = [None, Box((0, 0), (7, 5)), Box((2, 1), (6, 4)), Box((3, 3), (3, 5))][rank]
+    found = tensor.fetch(wanted)
+    if wanted is None:
+        assert found is None
+    else:
+        assert_same(found, values[wanted.slices()])
+    assert_same(
+        tensor.fetch((slice(-2, None), slice(rank, rank + 1))), values[-2:, rank : rank + 1]
+    )
