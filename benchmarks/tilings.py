@@ -2,20 +2,23 @@
 
     python -m benchmarks.tilings
 
-PyTorch checks pairs with a sweep line, then compares volumes. It answers yes or no; so the same
-boxes, all of them right, go to both.
+shows more than the comparison: very many boxes, and joins of tilings. PyTorch checks pairs with
+a sweep line, then compares volumes. It answers yes or no; so the same boxes, all of them right,
+go to both.
 """
 
 import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec._internals import (
     check_tensor,
     validate_non_overlapping_shards_metadata,
 )
 
+from benchmarks.contest import Case
 from shardkeep.boxes import Box, check_tiling, find_overlaps, meetings
 from shardkeep.testing.box_strategies import random_tiling
 
@@ -39,6 +42,40 @@ def boxes_for(kind: str, count: int, seed: int = 0) -> list[Box]:
     return [Box((start, 0), (stop, shape[1])) for start, stop in ends]
 
 
+class CheckTiling(Case):
+    ranks = 1
+
+    def __init__(self, kind: str, count: int) -> None:
+        self.kind, self.count = kind, count
+        self.task = f"check a tiling: {kind}"
+        self.size = f"{count:,} boxes"
+
+    def tiny(self) -> Case:
+        return CheckTiling(self.kind, 300)
+
+    def prepare(self) -> None:
+        self.shape = SHAPES[self.kind]
+        self.boxes = boxes_for(self.kind, self.count)
+        self.shards = [
+            ShardMetadata(list(box.start), list(box.shape), "rank:0/cpu") for box in self.boxes
+        ]
+
+    def theirs(self) -> bool:
+        validate_non_overlapping_shards_metadata(self.shards)
+        check_tensor(self.shards, self.shape)
+        return True
+
+    def ours(self) -> bool:
+        return check_tiling(self.shape, self.boxes).is_tiling
+
+    def outcome(self, result: bool) -> Sequence[torch.Tensor]:
+        return [torch.tensor(result)]
+
+
+def cases() -> list[Case]:
+    return [CheckTiling(kind, count) for kind in SHAPES for count in BESIDE_TORCH]
+
+
 def seconds(act: Callable[[], object], repetitions: int = REPETITIONS) -> list[float]:
     """The time of each repetition, fastest first."""
     times: list[float] = []
@@ -49,33 +86,17 @@ def seconds(act: Callable[[], object], repetitions: int = REPETITIONS) -> list[f
     return sorted(times)
 
 
-def torch_check(shape: Sequence[int], shards: list[ShardMetadata]) -> None:
-    validate_non_overlapping_shards_metadata(shards)
-    check_tensor(shards, tuple(shape))
-
-
-def our_check(shape: Sequence[int], boxes: Sequence[Box]) -> None:
-    if not check_tiling(shape, boxes).is_tiling:
-        raise AssertionError("a tiling was not taken for one")
-
-
 def spread(times: Sequence[float]) -> str:
     middle, worst = times[len(times) // 2], times[-1]
     return f"{1e3 * middle:9.1f} ms  ({1e3 * times[0]:.1f} to {1e3 * worst:.1f})"
 
 
-def compare_with_torch(kind: str, count: int) -> None:
-    shape, boxes = SHAPES[kind], boxes_for(kind, count)
-    shards = [ShardMetadata(list(box.start), list(box.shape), "rank:0/cpu") for box in boxes]
-    ours = seconds(lambda: our_check(shape, boxes))
-    theirs = seconds(lambda: torch_check(shape, shards))
-    ratio = theirs[len(theirs) // 2] / ours[len(ours) // 2]
-    print(f"{kind:14}{count:8}  shardkeep {spread(ours):34}  torch {spread(theirs)}  x {ratio:.1f}")
-
-
 def check_many(kind: str) -> None:
-    shape, boxes = SHAPES[kind], boxes_for(kind, LARGE)
-    print(f"{kind:14}{LARGE:8}  shardkeep {spread(seconds(lambda: our_check(shape, boxes)))}")
+    case = CheckTiling(kind, LARGE)
+    case.prepare()
+    if not case.ours():
+        raise AssertionError("a tiling was not taken for one")
+    print(f"{kind:14}{LARGE:8}  shardkeep {spread(seconds(case.ours))}")
 
 
 def join_many(kind: str) -> None:
@@ -91,9 +112,6 @@ def main() -> None:
     print(f"Median of {REPETITIONS} repetitions (fastest to slowest).\n\nCheck a tiling")
     for kind in SHAPES:
         check_many(kind)
-    for kind in SHAPES:
-        for count in BESIDE_TORCH:
-            compare_with_torch(kind, count)
     print("\nJoin two tilings")
     for kind in SHAPES:
         join_many(kind)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         ShardkeepError as ShardkeepError,
         StorageError as StorageError,
         UnsupportedError as UnsupportedError,
+        VersionError as VersionError,
     )
     from shardkeep.layouts import (
         Layout as Layout,
@@ -167,6 +168,7 @@ else:
             "TensorProperties": "shardkeep.sharded.metadata",
             "TilingReport": "shardkeep.boxes",
             "UnsupportedError": "shardkeep.errors",
+            "VersionError": "shardkeep.errors",
             "broadcast_state_dict": "shardkeep.state.broadcast",
             "byte_ranges": "shardkeep.boxes",
             "check_state_dict_similarity": "shardkeep.state.diff",

@@ -65,6 +65,12 @@ class UnsupportedError(ShardkeepError, NotImplementedError):
     kind = "unsupported"
 
 
+class VersionError(UnsupportedError):
+    """Raised when stored data have a format version that this shardkeep does not read."""
+
+    kind = "version"
+
+
 class CoverError(InvalidError):
     """Raised when boxes that should tile a shape leave a gap or overlap."""
 

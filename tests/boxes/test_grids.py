@@ -44,6 +44,13 @@ def test_split_uses_the_chunk_rule_in_every_dim():
     ]
 
 
+def test_an_empty_cell_between_others_meets_nothing():
+    grid = Grid.split((5,), [[2, 4]])
+
+    assert grid.cuts == ((0, 1, 2, 3, 3, 4, 5, 5, 5),)
+    assert [index for index, _ in grid.cells_meeting(Box((1,), (5,)))] == [1, 2, 4, 5]
+
+
 def test_a_0_dim_grid_has_one_cell():
     grid = Grid.split((), [])
 

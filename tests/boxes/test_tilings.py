@@ -146,6 +146,14 @@ def test_boxes_outside_are_cut_short_too():
     assert report.is_cut_short
 
 
+def test_boxes_keep_their_indices_beside_boxes_of_other_dims():
+    report = check_tiling((2,), [Box((), ()), Box((0,), (2,)), Box((2,), (3,))])
+
+    assert report.outside == (0, 2)
+    assert not report.gaps
+    assert not report.overlaps
+
+
 def test_a_box_of_other_dims_is_outside_and_covers_nothing():
     report = check_tiling(
         (2,), [Box((), ()), Box((0,), (2,)), Box((0, 0), (2, 2)), Box((0,), (1,))]

@@ -71,6 +71,7 @@ class Pool:
         Arguments and results are JSON. Any failure ends the pool, since messages may be under
         way in its group; the next call starts a fresh one.
         """
+        __tracebackhide__ = True  # what the ranks say is what matters
         if self.agent is None:
             self._start()
         call = {"module": function.__module__, "name": function.__name__, "arguments": arguments}
@@ -81,6 +82,7 @@ class Pool:
             raise
 
     def _call(self, call: dict[str, Any]) -> list[Any]:
+        __tracebackhide__ = True
         for line in self.lines:
             line.send(call)
         answers = self._collect("answer")
@@ -104,6 +106,7 @@ class Pool:
         return answers
 
     def _fail(self, call: dict[str, Any], answers: dict[int, dict[str, Any]]) -> NoReturn:
+        __tracebackhide__ = True
         late = [line for line in self.lines if line.rank not in answers]
         stacks = self._ask_where(late)
         texts: list[str] = []

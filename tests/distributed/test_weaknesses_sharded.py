@@ -2,6 +2,10 @@
 
 import pytest
 
+from shardkeep.boxes import Box
+from shardkeep.errors import CoverError
+from shardkeep.layouts import Layout
+from shardkeep.plan import plan_moves
 from tests.distributed import cases_sharded as cases
 
 
@@ -19,6 +23,13 @@ def test_b02_gather_places_cells_by_their_box(pool4):
 
 def test_b06_a_gap_is_refused_on_all_ranks(pool4):
     pool4.run(cases.b06_a_gap_is_refused_everywhere)
+
+
+def test_b06_a_plan_that_leaves_cells_unread_is_refused():
+    held = Layout.listed((4, 2), [(0, Box((0, 0), (2, 2))), (1, Box((3, 0), (4, 2)))])
+
+    with pytest.raises(CoverError, match=r"rank 1 wants \[0:4, 0:2\].*no rank holds all of it"):
+        plan_moves((held,), Layout.replicated((4, 2), [1]), 1)
 
 
 def test_b09_five_rows_on_four_ranks_shard_clone_and_cast(pool4):
@@ -102,3 +113,7 @@ def test_reshard_goes_between_all_kinds_of_tilings(pool4):
 
 def test_fetch_brings_each_rank_its_own_box(pool4):
     pool4.run(cases.fetch_brings_each_rank_its_own_box)
+
+
+def test_tensors_larger_than_a_message_arrive(pool4):
+    pool4.run(cases.tensors_larger_than_a_message)

@@ -150,8 +150,9 @@ def test_a_mirror_keeps_ties_and_copies_values():
 
 
 def test_a_mirror_of_a_meta_tensor_has_memory():
-    mirror = create_cpu_state_dict([torch.empty(2, 3, device="meta").t()])
-    assert mirror[0].device.type == "cpu"
+    meta = torch.empty(2, 3, device="meta")
+    mirror = create_cpu_state_dict([meta.t(), meta[:0]])
+    assert [twin.device.type for twin in mirror] == ["cpu", "cpu"]
     assert mirror[0].fill_(2).sum() == 12
     assert mirror[0].stride() == (1, 3)
 

@@ -222,7 +222,7 @@ def test_a_held_snapshot_is_never_overwritten():
     stager = Stager()
     first, second = stager.stage(state(0)), stager.stage(state(1000))
     third = stager.stage(state(2000))
-    assert not {*addresses(first.tree)} & {*addresses(second.tree)} & {*addresses(third.tree)}
+    assert len({*addresses(first.tree), *addresses(second.tree), *addresses(third.tree)}) == 9
     second.release()
     fourth = stager.stage(state(3000))
     for snapshot, start in ((first, 0), (third, 2000), (fourth, 3000)):

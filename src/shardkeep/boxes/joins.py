@@ -42,6 +42,9 @@ class _Side:
     def select(self, chosen: Indices | NDArray[np.bool_] | slice) -> _Side:
         return _Side(self.starts[:, chosen], self.stops[:, chosen], self.indices[chosen])
 
+    def without_empty(self) -> _Side:
+        return self.select(np.flatnonzero((self.starts < self.stops).all(axis=0)))
+
 
 @dataclass(frozen=True, slots=True)
 class _Region:
@@ -85,9 +88,8 @@ def _side(boxes: Sequence[Box], ndim: int) -> _Side:
 
 def _concatenated(found: Sequence[Pairs]) -> Pairs:
     none = np.empty(0, np.intp)
-    return np.concatenate([none, *(i for i, _ in found)]), np.concatenate(
-        [none, *(j for _, j in found)]
-    )
+    i, j = [none, *(i for i, _ in found)], [none, *(j for _, j in found)]
+    return np.concatenate(i), np.concatenate(j)
 
 
 def _with_shared(one: _Side, other: _Side, i: Indices, j: Indices) -> list[Meeting]:
@@ -99,11 +101,7 @@ def _with_shared(one: _Side, other: _Side, i: Indices, j: Indices) -> list[Meeti
 def _pairs(one: _Side, other: _Side) -> Iterator[Pairs]:
     """Yield arrays of indices of pairs that share cells: each pair once, in no order."""
     everywhere = np.zeros(len(one.starts), np.int64), np.full(len(one.starts), 2**63 - 1)
-    # An empty box meets nothing, but a cut may not see that: it lies on both sides of none.
-    full = [
-        side.select(np.flatnonzero((side.starts < side.stops).all(axis=0))) for side in (one, other)
-    ]
-    regions = [_Region(*everywhere, *full)]
+    regions = [_Region(*everywhere, one.without_empty(), other.without_empty())]
     while regions:
         region = regions.pop()
         halves = _halves(region) if region.pair_count > _FEW_PAIRS else None

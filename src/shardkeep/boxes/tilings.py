@@ -95,11 +95,10 @@ def _few_boxes_tile(whole: Box, boxes: Sequence[Box]) -> bool:
         return False
     marks: defaultdict[tuple[int, ...], int] = defaultdict(int)
     signs = [math.prod(sides) for sides in product((1, -1), repeat=whole.ndim)]
-    for box in boxes:
-        for point, sign in zip(product(*zip(box.start, box.stop, strict=True)), signs, strict=True):
-            marks[point] += sign
-    for point, sign in zip(product(*zip(whole.start, whole.stop, strict=True)), signs, strict=True):
-        marks[point] -= sign
+    for weight, box in [(-1, whole), *((1, box) for box in boxes)]:
+        corners = product(*zip(box.start, box.stop, strict=True))
+        for point, sign in zip(corners, signs, strict=True):
+            marks[point] += weight * sign
     return not any(marks.values())
 
 

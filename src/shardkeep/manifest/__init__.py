@@ -1,5 +1,68 @@
 """What is written down, and how."""
 
-from shardkeep.manifest.values import decode_value, encode_value, register_value
-
-__all__ = ["decode_value", "encode_value", "register_value"]
+from shardkeep.manifest.codec import (
+    VERSION as VERSION,
+    decode_manifest as decode_manifest,
+    encode_manifest as encode_manifest,
+)
+from shardkeep.manifest.digests import Digests as Digests, header_digest as header_digest
+from shardkeep.manifest.dtypes import (
+    DTYPES as DTYPES,
+    itemsize as itemsize,
+    storage_entry as storage_entry,
+    tensor_nbytes as tensor_nbytes,
+)
+from shardkeep.manifest.entries import StoredEntry as StoredEntry
+from shardkeep.manifest.files import FileRecord as FileRecord, FileTable as FileTable
+from shardkeep.manifest.grids import (
+    BoxGrid as BoxGrid,
+    Chunk as Chunk,
+    ChunkGrid as ChunkGrid,
+    SplitGrid as SplitGrid,
+)
+from shardkeep.manifest.header import (
+    Header as Header,
+    decode_header as decode_header,
+    decode_listed_header as decode_listed_header,
+    header_length as header_length,
+)
+from shardkeep.manifest.header_plan import (
+    EntrySpec as EntrySpec,
+    HeaderPlan as HeaderPlan,
+    plan_header as plan_header,
+)
+from shardkeep.manifest.model import (
+    NO_GRID as NO_GRID,
+    Manifest as Manifest,
+    TensorRecord as TensorRecord,
+)
+from shardkeep.manifest.names import (
+    MANIFEST_NAME as MANIFEST_NAME,
+    DataFile as DataFile,
+    chunk_name as chunk_name,
+    file_name as file_name,
+    new_save_id as new_save_id,
+    parse_chunk_name as parse_chunk_name,
+    parse_file_name as parse_file_name,
+)
+from shardkeep.manifest.nodes import (
+    SPARSE_PARTS as SPARSE_PARTS,
+    ArrayNode as ArrayNode,
+    DictNode as DictNode,
+    ListNode as ListNode,
+    Node as Node,
+    PerRankNode as PerRankNode,
+    SparseNode as SparseNode,
+    TensorNode as TensorNode,
+    TupleNode as TupleNode,
+    ValueNode as ValueNode,
+)
+from shardkeep.manifest.plain_json import Json as Json, check_json as check_json
+from shardkeep.manifest.registry import register_value as register_value
+from shardkeep.manifest.runs import (
+    Runs as Runs,
+    decode_runs as decode_runs,
+    encode_runs as encode_runs,
+)
+from shardkeep.manifest.tree_codec import decode_tree as decode_tree, encode_tree as encode_tree
+from shardkeep.manifest.values import decode_value as decode_value, encode_value as encode_value

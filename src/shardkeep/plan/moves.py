@@ -78,8 +78,9 @@ def _incoming(sources: tuple[Layout, ...], target: Layout, rank: int) -> Iterato
     source = _source_for(sources, rank)
     boxes, wanted = tuple(source.holders), target.parts_of(rank)
     for box_index, wanted_index, shared in meetings(boxes, [part.box for part in wanted]):
-        holder = _holder(source.holders[boxes[box_index]], rank, box_index)
-        yield _move(holder, wanted[wanted_index], shared)
+        part = wanted[wanted_index]
+        holder = _holder(source.holders[boxes[box_index]], box_index, target, part)
+        yield _move(holder, part, shared)
 
 
 def _outgoing(sources: tuple[Layout, ...], target: Layout, rank: int) -> Iterator[Move]:
@@ -93,7 +94,7 @@ def _outgoing(sources: tuple[Layout, ...], target: Layout, rank: int) -> Iterato
             [box for _, box in boxes], [part.box for part in wanted]
         ):
             (box_index, box), part = boxes[position], wanted[wanted_index]
-            holder = _holder(source.holders[box], part.rank, box_index)
+            holder = _holder(source.holders[box], box_index, target, part)
             if holder.rank == rank:
                 yield _move(holder, part, shared)
 
@@ -109,12 +110,31 @@ def _parts_of_others(
     ]
 
 
-def _holder(holders: Sequence[Part], target_rank: int, box_index: int) -> Part:
-    """The holder that serves `target_rank`: itself if it can, else the replicas in turn."""
+def _holder(holders: Sequence[Part], box_index: int, target: Layout, wanted: Part) -> Part:
+    """The holder that serves `wanted`: its own rank if it can, else the replicas in turn."""
+    if len(holders) == 1:
+        return holders[0]
+    number, seats = _seats(target)[wanted.box]
+    turn = number + seats[wanted.rank]
     for holder in holders:
-        if holder.rank == target_rank:
+        if holder.rank == wanted.rank:
             return holder
-    return holders[(target_rank + box_index) % len(holders)]
+        # Who serves itself takes no turn.
+        turn -= seats.get(holder.rank, seats[wanted.rank]) < seats[wanted.rank]
+    return holders[(turn + box_index) % len(holders)]
+
+
+@lru_cache(maxsize=1024)
+def _seats(target: Layout) -> dict[Box, tuple[int, dict[int, int]]]:
+    """Each distinct box with its number, and the ranks that want it, numbered as well.
+
+    By these numbers the turns go round, not by rank: the ranks that want a box may be every
+    second one, and would all ask the same holder.
+    """
+    return {
+        box: (number, {part.rank: seat for seat, part in enumerate(parts)})
+        for number, (box, parts) in enumerate(target.holders.items())
+    }
 
 
 def _move(holder: Part, wanted: Part, shared: Box) -> Move:

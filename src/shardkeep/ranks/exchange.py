@@ -171,7 +171,7 @@ def _arrival(peer: int, lane: _Lane, message: range, device: torch.device) -> _P
     views = [lane.views[index] for index in message]
     dtypes = [lane.dtype[index] for index in message]
     if len(views) == 1 and _is_wire(views[0], dtypes[0], device):
-        return _Parcel(peer, views[0].view(-1).view(torch.uint8), arrives=True)
+        return _Parcel(peer, _flat_bytes(views[0]), arrives=True)
     nbytes = sum(v.numel() * d.itemsize for v, d in zip(views, dtypes, strict=True))
     wire = torch.empty(nbytes, dtype=torch.uint8, device=device)
     return _Parcel(peer, wire, arrives=True, into=views, dtypes=dtypes)
@@ -186,7 +186,13 @@ def _is_wire(view: torch.Tensor, dtype: torch.dtype, device: torch.device) -> bo
 def _as_bytes(view: torch.Tensor, device: torch.device) -> torch.Tensor:
     """The view's bytes in row-major order on the wire's device, without a copy where it can."""
     plain = view.resolve_conj().resolve_neg().contiguous()
-    return plain.view(-1).view(torch.uint8).to(device)
+    return _flat_bytes(plain).to(device)
+
+
+def _flat_bytes(contiguous: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor as bytes."""
+    # A tensor of one cell is contiguous by any stride, but only by stride 1 it shows its bytes.
+    return contiguous.as_strided((contiguous.numel(),), (1,)).view(torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,8 @@ def embedding(
     sparse: bool = False,
 ) -> torch.Tensor:
     """The rows of `weight` that `input` names. SPMD; each rank has its own ids."""
-    _require_plain("embedding", sparse, scale_grad_by_freq)
-    rows, positions = _rows_for(weight, input, "embedding")
+    is_plain = not (sparse or scale_grad_by_freq)
+    rows, positions = _rows_for(weight, input, "embedding", is_plain)
     if max_norm is not None:
         rows = _renormed(weight, rows, input, max_norm, norm_type)
     return F.embedding(positions, rows)
@@ -54,8 +54,8 @@ def embedding_bag(
     padding_idx: int | None = None,
 ) -> torch.Tensor:
     """The bags of rows of `weight` that `input` and `offsets` name. SPMD."""
-    _require_plain("embedding_bag", sparse, scale_grad_by_freq)
-    rows, positions = _rows_for(weight, input, "embedding_bag")
+    is_plain = not (sparse or scale_grad_by_freq)
+    rows, positions = _rows_for(weight, input, "embedding_bag", is_plain)
     if max_norm is not None:
         rows = _renormed(weight, rows, input, max_norm, norm_type)
     if not rows.shape[0]:
@@ -71,21 +71,14 @@ def embedding_bag(
     )
 
 
-def _require_plain(what: str, sparse: bool, scale_grad_by_freq: bool) -> None:
-    if sparse or scale_grad_by_freq:
-        raise RuntimeError(
-            f"{what} on a ShardedTensor has no gradients, hence no sparse or scale_grad_by_freq"
-        )
-
-
 def _rows_for(
-    weight: ShardedTensor, ids: torch.Tensor, what: str
+    weight: ShardedTensor, ids: torch.Tensor, what: str, is_plain: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The distinct rows that `ids` names, in order, and for each id its position among them."""
     from shardkeep.sharded.gathering import move
 
     group = weight.rank_group
-    facts = agree(group, what, lambda: _row_numbers(weight, ids))
+    facts = agree(group, what, lambda: _row_numbers(weight, ids, is_plain))
     wishes: list[tuple[int, Box]] = []
     for rank, fact in zip(group.ranks, facts, strict=True):
         numbers = torch.frombuffer(bytearray(fact), dtype=torch.int64) if fact else torch.empty(0)
@@ -99,7 +92,11 @@ def _rows_for(
     return rows, positions
 
 
-def _row_numbers(weight: ShardedTensor, ids: torch.Tensor) -> bytes:
+def _row_numbers(weight: ShardedTensor, ids: torch.Tensor, is_plain: bool) -> bytes:
+    if not is_plain:
+        raise RuntimeError(
+            "rows of a ShardedTensor have no gradients, hence no sparse or scale_grad_by_freq"
+        )
     if weight.ndim != 2:
         raise InvalidError(f"an embedding table has 2 dims, got {weight.ndim}")
     unique = torch.unique(ids).to("cpu", torch.int64)

@@ -140,7 +140,7 @@ def _share_memory(tensor: ShardedTensorBase) -> torch.Tensor:
 
 
 def _is_shared(tensor: ShardedTensorBase) -> bool:
-    return all(shard.tensor.is_shared() for shard in tensor.local_shards())
+    return all(cast("bool", shard.tensor.is_shared()) for shard in tensor.local_shards())
 
 
 _DATA: Any = torch.Tensor.data

@@ -16,9 +16,14 @@ if TYPE_CHECKING:
 
 LeafKind = Literal["tensor", "dtensor", "sharded"]
 
+# Nearly all leaves: told by their type alone.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
 
 def leaf_kind(leaf: object) -> LeafKind | None:
     """Which kind of tensor this is; None for anything else."""
+    if type(leaf) in _PLAIN:
+        return "tensor"
     if not isinstance(leaf, torch.Tensor):
         return None
     if isinstance(leaf, ShardedTensorBase) or is_foreign_sharded(leaf):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 import torch
 from torch import nn
 
-from shardkeep.errors import InvalidError
+from shardkeep.errors import InvalidError, RankFailedError
+from shardkeep.ranks import RankGroup, agree_equal
 from shardkeep.sharded.scatter import shard_tensor
 from shardkeep.sharded.sharded_tensor import ShardedTensor
 from shardkeep.sharded.specs import ChunkShardingSpec, ShardingSpec
@@ -24,15 +25,30 @@ def shard_parameter(
     process_group: object = None,
 ) -> None:
     """Replace a parameter of `module` by one that is sharded from rank `src_rank`. SPMD."""
-    parameter = getattr(module, param_name, None)
-    if parameter is None:
-        raise AttributeError(f"{type(module).__name__} has no attribute {param_name!r}")
-    if not isinstance(parameter, torch.Tensor):
-        raise InvalidError(
-            f"{param_name!r} is a {type(parameter).__name__}; only tensors can be sharded"
-        )
+    _agree_on(process_group, "shard_parameter", lambda: list(_parameter(module, param_name).shape))
+    parameter = _parameter(module, param_name)
     sharded = shard_tensor(parameter, sharding_spec, src_rank, process_group)
     setattr(module, param_name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
+
+
+def _parameter(module: nn.Module, name: str) -> torch.Tensor:
+    parameter = getattr(module, name, None)
+    if parameter is None:
+        raise AttributeError(f"{type(module).__name__} has no attribute {name!r}")
+    if not isinstance(parameter, torch.Tensor):
+        raise InvalidError(f"{name!r} is a {type(parameter).__name__}; only tensors can be sharded")
+    return parameter
+
+
+def _agree_on(process_group: object, phase: str, check: Callable[[], object]) -> None:
+    """Run `check` on every rank before one of them starts; if it raises on one, all raise."""
+    try:
+        agree_equal(RankGroup.of(process_group), phase, check)
+    except RankFailedError as error:
+        own = error.__cause__
+        if isinstance(own, AttributeError | KeyError | TypeError):
+            raise type(own)(str(error)) from error
+        raise
 
 
 class Sharder(ABC):
@@ -67,7 +83,7 @@ def shard_module(
     module: nn.Module, plan: ShardingPlan, src_rank: int = 0, process_group: object = None
 ) -> None:
     """Shard the parameters and submodules that `plan` names. SPMD."""
-    _check_plan(module, plan)
+    _agree_on(process_group, "shard_module", lambda: _check_plan(module, plan))
     for path, entry in plan.plan.items():
         parent, _, name = path.rpartition(".")
         owner = module.get_submodule(parent)
@@ -81,8 +97,8 @@ def shard_module(
         module.get_submodule(path).register_forward_hook(_local_output)
 
 
-def _check_plan(module: nn.Module, plan: ShardingPlan) -> None:
-    """Refuse the whole plan before the first parameter changes."""
+def _check_plan(module: nn.Module, plan: ShardingPlan) -> list[str]:
+    """Refuse the whole plan before the first parameter changes; the paths in their order."""
     for path, entry in plan.plan.items():
         if not isinstance(entry, ShardingSpec | Sharder):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
@@ -92,6 +108,9 @@ def _check_plan(module: nn.Module, plan: ShardingPlan) -> None:
             if not path:
                 raise KeyError("a sharder's path must not be empty: the root cannot be replaced")
             module.get_submodule(path)
+        else:
+            parent, _, name = path.rpartition(".")
+            _parameter(module.get_submodule(parent), name)
         for sharder_path in _sharder_paths(plan, path):
             raise RuntimeError(
                 f"{path!r} is planned by itself, but also lies in {sharder_path!r}, "
@@ -100,6 +119,9 @@ def _check_plan(module: nn.Module, plan: ShardingPlan) -> None:
     for path, spec in (plan.output_plan or {}).items():
         if not isinstance(spec, ShardingSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"the output plan for {path!r} is a ShardingSpec, got {spec!r}")
+    for path in (*(plan.output_plan or ()), *(plan.return_local_tensor or ())):
+        module.get_submodule(path)
+    return list(plan.plan)
 
 
 def _sharder_paths(plan: ShardingPlan, path: str) -> Iterator[str]:

@@ -106,10 +106,9 @@ def _norm(tensor: ShardedTensor, order: float) -> torch.Tensor:
         reduce = torch.amax if order > 0 else torch.amin
         return _combine(tensor, "norm", torch.float64, lambda x: reduce(_magnitudes(x)), reduce)
     if order == 0:
-        counts = _combine(
+        return _combine(
             tensor, "norm", torch.float64, lambda x: (_magnitudes(x) != 0).sum(), torch.sum
         )
-        return counts
     powers = _combine(
         tensor, "norm", torch.float64, lambda x: (_magnitudes(x) ** order).sum(), torch.sum
     )

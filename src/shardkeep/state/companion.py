@@ -5,16 +5,18 @@ names the place.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from shardkeep.errors import CompanionMismatch, LayoutError
 from shardkeep.sharded.leaves import global_layout, leaf_kind, local_tensors
 from shardkeep.state.flatten import name_some
 from shardkeep.state.paths import Path, path_text
 from shardkeep.state.tree import Container, nodes, open_container
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def pair_leaves(tree: Any, companion: Any) -> dict[Path, Any]:
@@ -73,13 +75,14 @@ def _check_kind(path: Path, leaf: Any, twin: Any) -> None:
 
 def check_fit(path: Path, leaf: torch.Tensor, twin: torch.Tensor) -> None:
     """Raise CompanionMismatch unless kind, shape, dtype and layout of two tensors are the same."""
-    if leaf_kind(leaf) != leaf_kind(twin):
+    kind = leaf_kind(leaf)
+    if kind != leaf_kind(twin):
         _mismatch(path, f"{describe(leaf)} opposite {describe(twin)}")
     if leaf.shape != twin.shape:
         _mismatch(path, f"shape {tuple(leaf.shape)} opposite {tuple(twin.shape)}")
     if leaf.dtype != twin.dtype:
         _mismatch(path, f"dtype {leaf.dtype} opposite {twin.dtype}")
-    if not same_layout(leaf, twin):
+    if kind != "tensor" and not same_layout(leaf, twin):
         _mismatch(path, "the two are divided among the ranks in different ways")
 
 
@@ -91,9 +94,10 @@ def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _same_mesh(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if not isinstance(a, DTensor) or not isinstance(b, DTensor):
+    if leaf_kind(a) != "dtensor":
         return False
-    return a.device_mesh == b.device_mesh and a.placements == b.placements
+    first, second = cast("DTensor", a), cast("DTensor", b)
+    return first.device_mesh == second.device_mesh and first.placements == second.placements
 
 
 def _same_boxes(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -109,21 +113,21 @@ def local_shapes(x: torch.Tensor) -> list[torch.Size]:
     return [tensor.shape for tensor in local_tensors(x)]
 
 
-def check_memory(path: Path, source: torch.Tensor, target: torch.Tensor) -> None:
-    """Raise CompanionMismatch where just one of the two has memory.
+def fitting_parts(
+    path: Path, source: torch.Tensor, target: torch.Tensor
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What this rank holds of `source`, each piece with the piece of `target` it is copied into.
 
-    Copies to the meta device do nothing, and copies from it fail without saying where.
+    Raises CompanionMismatch unless the two fit, and where just one of them has memory: copies to
+    the meta device do nothing, and copies from it fail without saying where.
     """
-    for part, target_part in zip(local_tensors(source), local_tensors(target), strict=True):
+    check_fit(path, source, target)
+    pairs = list(zip(local_tensors(source), local_tensors(target), strict=True))
+    for part, target_part in pairs:
         if part.is_meta != target_part.is_meta:
             which = "the source" if part.is_meta else "the companion"
             _mismatch(path, f"{which} is on the meta device, which has no memory")
-
-
-def copy_parts(source: torch.Tensor, target: torch.Tensor, *, non_blocking: bool) -> None:
-    """Copy what this rank holds of `source` into the memory of `target`, which fits."""
-    for part, target_part in zip(local_tensors(source), local_tensors(target), strict=True):
-        target_part.copy_(part, non_blocking=non_blocking)
+    return pairs
 
 
 def describe(x: Any) -> str:

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from shardkeep.state.buffers import HostMemory
-from shardkeep.state.companion import check_fit, check_memory, copy_parts, pair_leaves
+from shardkeep.state.companion import fitting_parts, pair_leaves
 from shardkeep.state.iterate import check_values, empty_result, on_cpu, receives_result
-from shardkeep.state.mirror import mirror_tree, wait_for_copies
+from shardkeep.state.mirror import mirror_tree
 from shardkeep.state.paths import Path
 from shardkeep.state.tree import leaves, map_tree
 from shardkeep.state.values import copied_value
@@ -35,9 +35,7 @@ def offload_state_dict_to_cpu(
         return empty_result(state_dict)
     if not copy:
         return map_tree(_aliased, state_dict)
-    tree = mirror_tree(state_dict, HostMemory().allocate, copied_value, fill=True)
-    wait_for_copies(state_dict)
-    return tree
+    return mirror_tree(state_dict, HostMemory().allocate, copied_value, fill=True)
 
 
 def _aliased(path: Path, leaf: Any) -> Any:
@@ -75,15 +73,18 @@ def copy_state_dict(
     if type_check:
         check_values(state_dict)
     twin_at = pair_leaves(state_dict, copy_state_dict)
-    for path, leaf in leaves(state_dict):
-        if isinstance(leaf, torch.Tensor):
-            check_fit(path, leaf, twin_at[path])
-            check_memory(path, leaf, twin_at[path])
+    pairs = [
+        pair
+        for path, leaf in leaves(state_dict)
+        if isinstance(leaf, torch.Tensor)
+        for pair in fitting_parts(path, leaf, twin_at[path])
+    ]
+    for part, target in pairs:
+        target.copy_(part, non_blocking=non_blocking)
 
     def visit(path: Path, leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf if type_check else copied_value(path, leaf)
-        copy_parts(leaf, twin_at[path], non_blocking=non_blocking)
-        return twin_at[path]
+        if isinstance(leaf, torch.Tensor):
+            return twin_at[path]
+        return leaf if type_check else copied_value(path, leaf)
 
     return map_tree(visit, state_dict)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from shardkeep.errors import InvalidError
 from shardkeep.sharded.leaves import leaf_kind, local_tensors, with_local_tensors
-from shardkeep.state.companion import check_fit, check_memory, copy_parts, pair_leaves
+from shardkeep.state.companion import fitting_parts, pair_leaves
 from shardkeep.state.paths import Path
 from shardkeep.state.tree import leaves, map_tree
 from shardkeep.state.values import check_value, copied_value
@@ -82,9 +82,8 @@ class _Finish:
         if not isinstance(result, torch.Tensor):
             return result
         if twin is not None:
-            check_fit(path, result, twin)
-            check_memory(path, result, twin)
-            copy_parts(result, twin, non_blocking=self.non_blocking)
+            for part, target in fitting_parts(path, result, twin):
+                target.copy_(part, non_blocking=self.non_blocking)
             return twin
         return on_cpu(result) if self.cpu_offload else result
 
@@ -100,7 +99,7 @@ def on_cpu(leaf: torch.Tensor) -> torch.Tensor:
 def check_values(tree: Any) -> None:
     """Raise InvalidError, by path, for a leaf that is neither a tensor nor a plain value."""
     for path, leaf in leaves(tree):
-        if leaf_kind(leaf) is None:
+        if not isinstance(leaf, torch.Tensor):
             check_value(path, leaf)
 
 

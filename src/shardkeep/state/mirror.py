@@ -1,6 +1,6 @@
 """How does a tree get a twin in host memory, with its views, ties and strides?"""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -22,6 +22,9 @@ from shardkeep.state.spans import (
 from shardkeep.state.tree import Visit, leaves, map_tree
 
 _CPU = torch.device("cpu")
+_COMMON_DTYPES = frozenset(
+    (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32)
+)
 
 # Bytes of a given number, as a uint8 tensor on the CPU.
 Allocate: TypeAlias = Callable[[int], torch.Tensor]
@@ -32,13 +35,13 @@ def mirror_tree(tree: Any, allocate: Allocate, value: Visit, *, fill: bool) -> A
 
     Twins have the strides of their source; those that overlapped in memory overlap again, and
     those of one storage share one. The exception is a tensor that overlaps no other and uses
-    less than half of the memory that it spans: its twin is packed. `fill` copies the contents,
-    possibly without waiting for it: call `wait_for_copies`. Without `fill`, twins of expanded
-    tensors are packed too, so that they can be written. `value(path, leaf)` makes the twins of
-    leaves that are no tensors.
+    less than half of the memory that it spans: its twin is packed. `fill` copies the contents;
+    without it, twins of expanded tensors are packed too, so that they can be written.
+    `value(path, leaf)` makes the twins of leaves that are no tensors.
     """
     parts_at = {path: _parts(path, leaf) for path, leaf in leaves(tree) if leaf_kind(leaf)}
-    twins = _mirror([part for parts in parts_at.values() for part in parts], allocate, fill=fill)
+    parts = [part for parts in parts_at.values() for part in parts]
+    twins = iter(_mirror(parts, allocate, fill=fill))
     twins_at = {path: list(islice(twins, len(parts))) for path, parts in parts_at.items()}
 
     def visit(path: Path, leaf: Any) -> Any:
@@ -49,15 +52,6 @@ def mirror_tree(tree: Any, allocate: Allocate, value: Visit, *, fill: bool) -> A
     return map_tree(visit, tree)
 
 
-def wait_for_copies(tree: Any) -> None:
-    """Return when copies from the accelerators that hold parts of `tree` have arrived."""
-    found = (leaf for _, leaf in leaves(tree) if leaf_kind(leaf))
-    devices = {part.device for leaf in found for part in local_tensors(leaf)}
-    for device in devices:
-        if device.type not in ("cpu", "meta"):
-            torch.accelerator.current_stream(device).synchronize()
-
-
 def _parts(path: Path, leaf: torch.Tensor) -> tuple[torch.Tensor, ...]:
     parts = local_tensors(leaf)
     for part in parts:
@@ -66,7 +60,7 @@ def _parts(path: Path, leaf: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _require_plain_memory(path: Path, part: torch.Tensor) -> None:
-    if is_traceable_wrapper_subclass(part):
+    if type(part) is not torch.Tensor and is_traceable_wrapper_subclass(part):
         kind = type(part).__name__
     elif part.layout is not torch.strided or part.is_quantized or part.is_nested:
         kind = "quantized" if part.is_quantized else "nested" if part.is_nested else part.layout
@@ -78,13 +72,20 @@ def _require_plain_memory(path: Path, part: torch.Tensor) -> None:
     )
 
 
-def _mirror(
-    parts: Sequence[torch.Tensor], allocate: Allocate, *, fill: bool
-) -> Iterator[torch.Tensor]:
+def _mirror(parts: Sequence[torch.Tensor], allocate: Allocate, *, fill: bool) -> list[torch.Tensor]:
     twins: dict[int, torch.Tensor] = {}
     for storage in _by_storage(parts).values():
         twins.update(_mirror_storage(storage, allocate, fill=fill))
-    return (twins[index] for index in range(len(parts)))
+    if fill:
+        _wait_for_copies(parts)
+    return [twins[index] for index in range(len(parts))]
+
+
+def _wait_for_copies(parts: Sequence[torch.Tensor]) -> None:
+    """Return when what was copied from accelerators has arrived."""
+    for device in {part.device for part in parts}:
+        if device.type not in ("cpu", "meta"):
+            torch.accelerator.current_stream(device).synchronize()
 
 
 def _by_storage(parts: Sequence[torch.Tensor]) -> dict[object, dict[int, torch.Tensor]]:
@@ -105,6 +106,8 @@ def _mirror_storage(
     first = next(iter(parts.values()))
     if first.numel() == 0 or (fill and first.is_meta):
         return {index: _without_buffer(part, fill=fill) for index, part in parts.items()}
+    if len(parts) == 1 and _is_simple(first):
+        return {index: _packed(part, allocate, fill=fill) for index, part in parts.items()}
     alone = _standing_alone(parts, fill=fill)
     twins = {index: _packed(parts[index], allocate, fill=fill) for index in alone}
     rest = {index: part for index, part in parts.items() if index not in alone}
@@ -129,10 +132,16 @@ def _without_buffer(part: torch.Tensor, *, fill: bool) -> torch.Tensor:
     return torch.empty_strided(part.shape, part.stride(), dtype=part.dtype, device=device)
 
 
+def _is_simple(part: torch.Tensor) -> bool:
+    """Whether a packed twin has the same strides, and torch can fill it: so with most tensors."""
+    return part.is_contiguous() and part.dtype in _COMMON_DTYPES
+
+
 def _packed(part: torch.Tensor, allocate: Allocate, *, fill: bool) -> torch.Tensor:
     """A twin without gaps, its dims in the same order in memory."""
+    contiguous = part.is_contiguous()
+    strides = (part if contiguous else torch.empty_like(part, device="meta")).stride()
     twin = torch.empty(0, dtype=part.dtype)
-    strides = torch.empty_like(part, device="meta").stride()
     twin.set_(allocate(part.nbytes).untyped_storage(), 0, part.shape, strides)
     return twin.copy_(part, non_blocking=True) if fill else twin
 

@@ -2,13 +2,13 @@
 
 import threading
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from shardkeep.errors import InvalidError
 from shardkeep.state.buffers import BufferPool, HostMemory
-from shardkeep.state.mirror import mirror_tree, wait_for_copies
+from shardkeep.state.mirror import mirror_tree
 from shardkeep.state.paths import Path
 from shardkeep.state.tree import nodes
 from shardkeep.state.values import copied_value
@@ -47,7 +47,7 @@ class Snapshot:
         if buffers is not None:
             self._pool.give_back(buffers)
 
-    def __enter__(self) -> "Snapshot":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -91,7 +91,6 @@ class Stager:
 
         tree = mirror_tree(state_dict, buffers.take, value, fill=True)
         _own_attributes(tree, memo)
-        wait_for_copies(state_dict)
         return Snapshot(tree, buffers.taken, self._pool)
 
     def clear(self) -> None:

@@ -6,7 +6,7 @@ Mappings, lists and tuples are containers; everything else is a leaf, also `torc
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -15,6 +15,11 @@ from shardkeep.state.paths import Path, path_text
 
 # Far beyond any state dict, and within Python's own limit for a caller that is itself nested.
 MAX_DEPTH = 200
+
+# Most leaves by far: found without asking which abstract classes they belong to.
+_COMMON_LEAVES = frozenset(
+    (torch.Tensor, torch.nn.Parameter, torch.Size, str, bytes, bool, int, float, type(None))
+)
 
 Visit = Callable[[Path, Any], Any]
 
@@ -65,11 +70,11 @@ class Opened:
 
 def open_container(x: Any) -> Opened | None:
     """The container and its values, or None for a leaf."""
-    if isinstance(x, torch.Tensor | str | torch.Size):
+    if type(x) in _COMMON_LEAVES:
         return None
     if isinstance(x, Mapping):
         return _open_mapping(cast("Mapping[Any, Any]", x))
-    if isinstance(x, list | tuple):
+    if isinstance(x, list | tuple) and not isinstance(x, torch.Size):
         return _open_sequence(cast("Sequence[Any]", x))
     return None
 
@@ -95,8 +100,7 @@ def _sequence_kind(kind: type[Any]) -> type[Any]:
     return list if issubclass(kind, list) else tuple
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """One place of a tree: a container (then `opened` is set) or a leaf."""
 
     path: Path
@@ -109,20 +113,24 @@ def nodes(tree: Any, *, descend: Callable[[Any], bool] | None = None) -> Iterato
 
     A container below the root for which `descend` is false counts as a leaf.
     """
-    return _nodes(tree, (), (), descend)
+    root = Node((), tree, open_container(tree))
+    yield root
+    if root.opened:
+        yield from _nodes_in(root.opened, root, (), descend)
 
 
-def _nodes(
-    tree: Any, path: Path, above: tuple[int, ...], descend: Callable[[Any], bool] | None
+def _nodes_in(
+    opened: Opened, node: Node, above: tuple[int, ...], descend: Callable[[Any], bool] | None
 ) -> Iterator[Node]:
-    opened = open_container(tree)
-    if opened and path and descend and not descend(tree):
-        opened = None
-    yield Node(path, tree, opened)
-    if opened:
-        above = _enter(tree, path, above)
-        for key, value in zip(opened.container.keys, opened.values, strict=True):
-            yield from _nodes(value, (*path, key), above, descend)
+    above = _enter(node.value, node.path, above)
+    for key, value in zip(opened.container.keys, opened.values, strict=True):
+        inner = open_container(value)
+        if inner and descend and not descend(value):
+            inner = None
+        child = Node((*node.path, key), value, inner)
+        yield child
+        if inner:
+            yield from _nodes_in(inner, child, above, descend)
 
 
 def leaves(tree: Any) -> Iterator[tuple[Path, Any]]:

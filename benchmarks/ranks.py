@@ -1,0 +1,65 @@
+"""How does a benchmark run a function on ranks that have no history?
+
+Processes are forked from one that has imported everything and done nothing: they start in
+milliseconds, and what earlier ranks allocated, cached or connected is not theirs.
+"""
+
+import multiprocessing
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+class RankFailed(RuntimeError):  # noqa: N818
+    """A rank raised or died; the message has its traceback."""
+
+
+def on_ranks(size: int, act: Callable[[], T]) -> list[T]:
+    """What `act` returned on each of `size` fresh processes, joined by a gloo group, by rank."""
+    fork = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        ranks: list[tuple[Any, Connection]] = []
+        for rank in range(size):
+            mine, theirs = fork.Pipe(duplex=False)
+            work = (rank, size, Path(folder, "store"), act, theirs)
+            process = fork.Process(target=_work, args=work, daemon=True)
+            process.start()
+            theirs.close()
+            ranks.append((process, mine))
+        try:
+            return [_answer(rank, answers) for rank, (_, answers) in enumerate(ranks)]
+        finally:
+            for process, _ in ranks:
+                process.kill()
+                process.join()
+
+
+def _answer(rank: int, answers: Connection) -> Any:
+    try:
+        is_right, answer = answers.recv()
+    except EOFError:
+        raise RankFailed(f"rank {rank} died") from None
+    if not is_right:
+        raise RankFailed(f"rank {rank}:\n{answer}")
+    return answer
+
+
+def _work(
+    rank: int, size: int, store: Path, act: Callable[[], object], answers: Connection
+) -> None:
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+        answers.send((True, act()))
+        # Whoever leaves first would break the others' connections.
+        dist.barrier()
+    except BaseException:
+        answers.send((False, traceback.format_exc()))

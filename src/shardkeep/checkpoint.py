@@ -1,0 +1,220 @@
+"""How is a state saved and loaded? The whole story, and the doors to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from shardkeep.manifest import Json, check_json, register_value
+from shardkeep.ranks import RankGroup
+from shardkeep.state.keeping import KeptState, keep_state
+from shardkeep.state.staging import Snapshot, Stager
+from shardkeep.storage import Storage, open_storage
+from shardkeep.transfer.background import Background, Handle
+from shardkeep.transfer.council import Council
+from shardkeep.transfer.groups import council_of
+from shardkeep.transfer.lazy import Checkpoint
+from shardkeep.transfer.progress import Meter, Progress
+from shardkeep.transfer.replicas import CheckReplicas
+from shardkeep.transfer.restore import LoadOptions, LoadReport, build, restore
+from shardkeep.transfer.save import SaveOptions, Timings, run_save
+
+Path = str | os.PathLike[str] | Storage
+
+THREADS = 2
+TIMEOUT = 1800.0
+# Memory for as many snapshots: one being written, and one more that waits for it.
+_SNAPSHOTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SaveResult:
+    """A committed checkpoint, and what it took."""
+
+    path: str
+    save_id: str
+    nbytes: int
+    """Of the files that this rank wrote."""
+    total_nbytes: int
+    """Of the files of all ranks."""
+    seconds: Mapping[str, float]
+    """By phase: stage (async only), plan, write, commit."""
+
+
+def save(
+    state: Any,
+    path: Path,
+    *,
+    overwrite: bool = False,
+    durable: bool = True,
+    timeout: float = TIMEOUT,
+    check_replicas: CheckReplicas = "sample",
+    threads: int = THREADS,
+    metadata: Mapping[str, Json] | None = None,
+    group: Any = None,
+    progress: Progress | None = None,
+) -> SaveResult:
+    """Save `state` as a checkpoint at `path`; on return it is complete and will stay.
+
+    SPMD over the ranks of `group` (all by default); a single process needs no group. No collective
+    is called. If a rank fails, all raise and the path keeps what it had. A checkpoint that is there
+    already is replaced, all at once, with `overwrite=True` only.
+    """
+    council = council_of(group, act="save", timeout=timeout)
+    with Meter("saving", progress, show=council.me == council.chair) as meter:
+        options = _save_options(overwrite, threads, check_replicas, metadata, meter)
+        return _run(lambda: keep_state(state), path, durable, council, options, Timings())
+
+
+def save_async(
+    state: Any,
+    path: Path,
+    *,
+    overwrite: bool = False,
+    durable: bool = True,
+    timeout: float = TIMEOUT,
+    check_replicas: CheckReplicas = "sample",
+    threads: int = THREADS,
+    metadata: Mapping[str, Json] | None = None,
+    group: Any = None,
+    progress: Progress | None = None,
+) -> Handle[SaveResult]:
+    """Copy `state` and return; it is saved in the background as by `save`. SPMD.
+
+    The state may be changed as soon as this returns. At most two snapshots are in memory: a third
+    call waits. The error of an earlier save that nobody asked for is raised here.
+    """
+    meter = Meter("saving", progress, show=False)
+    options = _save_options(overwrite, threads, check_replicas, metadata, meter)
+    _background.raise_unseen()
+    _background.reserve()
+    council, timings = council_of(group, act="save", timeout=timeout), Timings()
+    try:
+        with timings.phase("stage"):
+            kept, snapshot = _staged(keep_state(state))
+    except BaseException as error:
+        council.fail("save (stage)", error)
+        council.leave(done=False)
+        _background.give_back()
+        raise
+    handle: Handle[SaveResult] = Handle(f"the checkpoint {path}")
+    handle.mark_staged()
+
+    def act() -> SaveResult:
+        with snapshot:
+            return _run(lambda: kept, path, durable, council, options, timings)
+
+    _background.submit(handle, act)
+    return handle
+
+
+_background = Background(_SNAPSHOTS)
+_stager = Stager()
+
+
+def _staged(kept: KeptState) -> tuple[KeptState, Snapshot]:
+    """The state in memory of its own, which nobody else changes."""
+    snapshot = _stager.stage(kept.memory)
+    return replace(kept, memory=snapshot.tree), snapshot
+
+
+def _run(
+    keep: Callable[[], KeptState],
+    path: Path,
+    durable: bool,
+    council: Council,
+    options: SaveOptions,
+    timings: Timings,
+) -> SaveResult:
+    """Save what `keep` gives; it and the storage are made under the eyes of the council."""
+    with ExitStack() as opened:
+
+        def prepare() -> tuple[KeptState, Storage]:
+            return keep(), opened.enter_context(_opened(path, create=True, durable=durable))
+
+        outcome = run_save(prepare, council, options, timings)
+    return SaveResult(
+        outcome.location,
+        outcome.save_id,
+        outcome.nbytes,
+        outcome.total_nbytes,
+        dict(outcome.seconds),
+    )
+
+
+@contextmanager
+def _opened(path: Path, *, create: bool = False, durable: bool = False) -> Generator[Storage]:
+    """The storage at a path; one that the caller made stays open."""
+    storage = open_storage(path, create=create, durable=durable)
+    try:
+        yield storage
+    finally:
+        if storage is not path:
+            storage.close()
+
+
+def _save_options(
+    overwrite: bool,
+    threads: int,
+    check_replicas: CheckReplicas,
+    metadata: Mapping[str, Json] | None,
+    meter: Meter,
+) -> SaveOptions:
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, got {threads}")
+    if check_replicas not in ("sample", "all", "none"):
+        raise ValueError(f"check_replicas is 'sample', 'all' or 'none', got {check_replicas!r}")
+    check_json(dict(metadata or {}), "metadata")
+    return SaveOptions(overwrite, threads, check_replicas, dict(metadata or {}), meter)
+
+
+def load(
+    path: Path,
+    into: Any = None,
+    *,
+    keys: Sequence[str] | None = None,
+    strict: bool = True,
+    cast: bool = False,
+    verify: bool = True,
+    threads: int = THREADS,
+    device: torch.device | str | None = None,
+    timeout: float = TIMEOUT,
+    group: Any = None,
+    progress: Progress | None = None,
+) -> Any:
+    """Fill `into` in place from a checkpoint and return a LoadReport; SPMD over `group`.
+
+    `into` is a tree of tensors of any kind and layout, modules and other objects with state dicts;
+    each rank reads the boxes that it holds. Without it, the state itself is returned, whole, in
+    plain containers and tensors, and no other rank takes part. `keys` are glob patterns of dotted
+    paths. Every byte is checked against its digest unless `verify=False`.
+    """
+    where = torch.device(device) if device is not None else None
+    if into is None:
+        with _opened(path) as storage, Meter("loading", progress, show=True) as meter:
+            options = LoadOptions(keys, strict, cast, verify, threads, where, meter)
+            return build(storage, RankGroup.of().me, options)
+    council = council_of(group, act="load", timeout=timeout)
+    with Meter("loading", progress, show=council.me == council.chair) as meter:
+        options = LoadOptions(keys, strict, cast, verify, threads, where, meter)
+        return restore(lambda: _opened(path), into, council, options)
+
+
+def open_checkpoint(path: Path, *, threads: int = THREADS) -> Checkpoint:
+    """A checkpoint to look into: keys, shapes, slices, verification. Reads only what is asked."""
+    return Checkpoint(open_storage(path, create=False, durable=False), threads=threads)
+
+
+def register_value_type(
+    name: str, kind: type[Any], encode: Callable[[Any], Json], decode: Callable[[Any], Any]
+) -> None:
+    """Teach a further type of value to be kept, under a name that stays the same for ever.
+
+    `encode` turns a value into JSON, `decode` turns that back. Both sides must know the type.
+    """
+    register_value(name, kind, encode, decode)

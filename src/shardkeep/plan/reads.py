@@ -1,0 +1,220 @@
+"""Which byte ranges of which file are read, and where do they go?
+
+Blocks are read whole, because a digest speaks for a whole block. A large run that lands in one
+piece of memory is read straight into it; the rest is read in windows and copied from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from shardkeep.boxes import Box, ByteRanges, byte_ranges
+
+# A run of at least this many bytes is worth a read of its own, straight into its destination.
+_DIRECT_NBYTES = 512 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of a stored chunk that is wanted.
+
+    `target` numbers the destination among the caller's; it has the box's shape.
+    """
+
+    target: int
+    chunk_start: int
+    """Where in the file the chunk starts."""
+    chunk_shape: tuple[int, ...]
+    box: Box
+    """Relative to the chunk."""
+    itemsize: int
+    is_contiguous: bool
+    """Whether the destination lies in one piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A strided box within a window that goes to a box of a target."""
+
+    target: int
+    place: Box
+    """Where in the target."""
+    start: int
+    """Byte of the file at which the box's first cell lies."""
+    strides: tuple[int, ...]
+    """In bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectRead:
+    """Bytes of a file that land in a target as they are."""
+
+    target: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRead:
+    """Bytes of a file, whole blocks, from which boxes are copied."""
+
+    start: int
+    stop: int
+    copies: tuple[Copy, ...]
+
+
+Read = DirectRead | WindowRead
+
+
+@dataclass(frozen=True, slots=True)
+class _Want:
+    """A span of the file that one copy needs."""
+
+    start: int
+    stop: int
+    copy: Copy
+
+
+def plan_reads(
+    pieces: Sequence[Piece],
+    *,
+    data_start: int,
+    file_nbytes: int,
+    block_nbytes: int,
+    window_nbytes: int,
+    max_gap_nbytes: int,
+) -> list[Read]:
+    """The reads of one file that fill all pieces, in the order of the file.
+
+    Windows span at most about `window_nbytes` and bridge gaps of at most `max_gap_nbytes`.
+    """
+    reads: list[Read] = []
+    wants: list[_Want] = []
+    for piece in pieces:
+        if piece.box.shape == piece.chunk_shape:
+            whole = _whole(piece)
+            (wants if isinstance(whole, _Want) else reads).append(whole)  # type: ignore[arg-type]
+            continue
+        ranges = byte_ranges(piece.chunk_shape, piece.box, piece.itemsize)
+        if ranges.run_count == 1 and piece.is_contiguous and ranges.run_nbytes >= _DIRECT_NBYTES:
+            first = piece.chunk_start + next(iter(ranges))[0]
+            reads.append(DirectRead(piece.target, first, first + ranges.run_nbytes))
+        elif ranges.run_count:
+            wants.extend(_wants(piece, ranges, block_nbytes, window_nbytes))
+    wants.sort(key=lambda want: (want.start, want.stop))
+    blocks = _Blocks(data_start, file_nbytes, block_nbytes)
+    reads.extend(_windows(wants, blocks, window_nbytes, max_gap_nbytes))
+    return sorted(reads, key=lambda read: read.start)
+
+
+def _whole(piece: Piece) -> DirectRead | _Want:
+    """A chunk that is wanted whole, the usual case: one run, no arithmetic on boxes."""
+    start = piece.chunk_start
+    stop = start + piece.box.numel * piece.itemsize
+    if piece.is_contiguous and stop - start >= _DIRECT_NBYTES:
+        return DirectRead(piece.target, start, stop)
+    strides = _strides(piece.chunk_shape, piece.itemsize)
+    return _Want(start, stop, Copy(piece.target, piece.box, start, strides))
+
+
+def _wants(
+    piece: Piece, ranges: ByteRanges, block_nbytes: int, window_nbytes: int
+) -> Iterator[_Want]:
+    """The piece in parts whose spans fit a window, and which skip blocks that nobody wants."""
+    strides = _strides(piece.chunk_shape, piece.itemsize)
+    sparse = _skips_blocks(piece, ranges, strides, block_nbytes)
+    limit = ranges.run_nbytes if sparse else window_nbytes
+    for part in _parts(piece.box, strides, piece.itemsize, limit):
+        first, last = _span(part, strides, piece.itemsize)
+        copy = Copy(
+            piece.target,
+            part.relative_to(piece.box.start),
+            piece.chunk_start + first,
+            strides,
+        )
+        yield _Want(piece.chunk_start + first, piece.chunk_start + last, copy)
+
+
+def _skips_blocks(
+    piece: Piece, ranges: ByteRanges, strides: Sequence[int], block_nbytes: int
+) -> bool:
+    """Whether between two runs there are blocks that need not be read."""
+    if ranges.run_count == 1:
+        return False
+    step = min(
+        stride
+        for stride, side in zip(strides, piece.box.shape, strict=True)
+        if side > 1 and stride > ranges.run_nbytes
+    )
+    return step - ranges.run_nbytes >= 2 * block_nbytes
+
+
+def _parts(
+    box: Box, strides: Sequence[int], itemsize: int, limit_nbytes: int
+) -> Iterator[Box]:
+    """Boxes that tile `box`, cut along leading dims until each spans at most the limit."""
+    first, last = _span(box, strides, itemsize)
+    dim = next((d for d, side in enumerate(box.shape) if side > 1), None)
+    if last - first <= limit_nbytes or dim is None:
+        yield box
+        return
+    rows = max(1, limit_nbytes // strides[dim])
+    for start in range(box.start[dim], box.stop[dim], rows):
+        stop = min(start + rows, box.stop[dim])
+        cut = Box(
+            (*box.start[:dim], start, *box.start[dim + 1 :]),
+            (*box.stop[:dim], stop, *box.stop[dim + 1 :]),
+        )
+        if stop - start == 1:
+            yield from _parts(cut, strides, itemsize, limit_nbytes)
+        else:
+            yield cut
+
+
+def _strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    strides: list[int] = []
+    step = itemsize
+    for side in reversed(shape):
+        strides.append(step)
+        step *= side
+    return tuple(reversed(strides))
+
+
+def _span(box: Box, strides: Sequence[int], itemsize: int) -> tuple[int, int]:
+    """The bytes from the box's first cell to behind its last, relative to the chunk."""
+    first = sum(a * stride for a, stride in zip(box.start, strides, strict=True))
+    last = sum((b - 1) * stride for b, stride in zip(box.stop, strides, strict=True))
+    return first, last + itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    data_start: int
+    file_nbytes: int
+    block_nbytes: int
+
+    def floor(self, byte: int) -> int:
+        return byte - (byte - self.data_start) % self.block_nbytes
+
+    def ceil(self, byte: int) -> int:
+        return min(byte + (self.data_start - byte) % self.block_nbytes, self.file_nbytes)
+
+
+def _windows(
+    wants: Sequence[_Want], blocks: _Blocks, window_nbytes: int, max_gap_nbytes: int
+) -> Iterator[WindowRead]:
+    group: list[_Want] = []
+    start = stop = 0
+    for want in wants:
+        first, last = blocks.floor(want.start), blocks.ceil(want.stop)
+        joined = max(stop, last) - start <= window_nbytes and first - stop <= max_gap_nbytes
+        if group and not joined:
+            yield WindowRead(start, stop, tuple(one.copy for one in group))
+            group = []
+        if not group:
+            start, stop = first, last
+        group.append(want)
+        stop = max(stop, last)
+    if group:
+        yield WindowRead(start, stop, tuple(one.copy for one in group))

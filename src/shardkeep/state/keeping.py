@@ -1,0 +1,236 @@
+"""What of a state is kept: which tensors, which values, in which structure?
+
+The tree is walked once. Tensors of every kind become entries with the memory that this rank
+holds, everything else becomes nodes of the manifest's tree. What cannot be kept is refused here,
+by its path, before anything is written.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast, runtime_checkable
+
+import numpy as np
+import torch
+
+from shardkeep.errors import InvalidError, LayoutError
+from shardkeep.layouts import Layout
+from shardkeep.manifest import (
+    ArrayNode,
+    DictNode,
+    ListNode,
+    Node,
+    PerRankNode,
+    SparseNode,
+    TensorNode,
+    TupleNode,
+    ValueNode,
+    encode_value,
+)
+from shardkeep.plan import Entry
+from shardkeep.sharded.leaves import leaf_kind, local_tensors
+from shardkeep.state.dtypes import DTYPE_NAMES
+from shardkeep.state.paths import Path, flat_keys, path_text
+from shardkeep.state.tree import Opened, open_container, nodes
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything that gives its state and takes it back: modules, optimizers, schedulers, ..."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PerRank:
+    """A value of which every rank has its own."""
+
+    value: Any
+
+
+def per_rank(value: Any) -> PerRank:
+    """Mark a value that differs from rank to rank on purpose, such as a random state.
+
+    Each rank's value is kept, and rank n gets back what rank n saved.
+    """
+    return PerRank(value)
+
+
+@dataclass
+class KeptState:
+    """All that a checkpoint keeps of one rank's state."""
+
+    tree: Node = field(default_factory=lambda: DictNode((), ordered=False))
+    entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
+    """Dtype, shape and layout by key; no layout: whole on every rank that has it."""
+    memory: dict[str, Sequence[torch.Tensor]] = field(
+        default_factory=dict[str, Sequence[torch.Tensor]]
+    )
+    """This rank's memory by key."""
+    per_rank: dict[str, Node] = field(default_factory=dict[str, Node])
+
+    @property
+    def nbytes(self) -> int:
+        """Of the memory that this rank holds."""
+        return sum(part.nbytes for parts in self.memory.values() for part in parts)
+
+
+def expand(tree: Any) -> Any:
+    """The tree with live objects replaced by their state dicts."""
+    from shardkeep.state.tree import map_tree
+
+    def visit(path: Path, leaf: Any) -> Any:
+        if isinstance(leaf, Stateful) and not isinstance(leaf, torch.Tensor):
+            return expand(leaf.state_dict())
+        return leaf
+
+    return map_tree(visit, tree)
+
+
+def keep_state(state: Any) -> KeptState:
+    """Everything that is to be saved of `state` by this rank."""
+    return _Keeper(expand(state)).run()
+
+
+class _Keeper:
+    def __init__(self, tree: Any) -> None:
+        self._root = tree
+        self._kept = KeptState()
+        leaf_paths = [node.path for node in nodes(tree) if node.opened is None]
+        self._keys = flat_keys(leaf_paths)
+        self._numbers: dict[str, int] = {}
+        self._seen: dict[object, str] = {}
+
+    def run(self) -> KeptState:
+        self._kept.tree = self._node(self._root, ())
+        return self._kept
+
+    def _node(self, value: Any, path: Path) -> Node:
+        opened = open_container(value)
+        if opened is not None:
+            return self._container(opened, path)
+        kind = leaf_kind(value)
+        if kind is not None:
+            return self._tensor_leaf(value, path)
+        if isinstance(value, np.ndarray):
+            return ArrayNode(self._number(path, self._from_numpy(value, path), ()))
+        if isinstance(value, PerRank):
+            return self._own(value, path)
+        return ValueNode(_value(value, path))
+
+    def _container(self, opened: Opened, path: Path) -> Node:
+        container = opened.container
+        items = [
+            (key, self._node(value, (*path, key)))
+            for key, value in zip(container.keys, opened.values, strict=True)
+        ]
+        if container.is_mapping:
+            for key, _ in items:
+                _require_key(key, path)
+            pairs = cast("tuple[tuple[str | int, Node], ...]", tuple(items))
+            return DictNode(pairs, ordered=container.kind is OrderedDict)
+        made = tuple(node for _, node in items)
+        return ListNode(made) if container.kind is list else TupleNode(made)
+
+    def _tensor_leaf(self, leaf: torch.Tensor, path: Path) -> Node:
+        if leaf.layout is not torch.strided:
+            return self._sparse(leaf, path)
+        return TensorNode(self._number(path, leaf, ()))
+
+    def _sparse(self, leaf: torch.Tensor, path: Path) -> Node:
+        parts = _SPARSE_PARTS.get(leaf.layout)
+        if parts is None:
+            raise InvalidError(f"{path_text(path)}: tensors of {leaf.layout} cannot be kept")
+        made = tuple(
+            (name, TensorNode(self._number(path, part(leaf), (name,))))
+            for name, part in parts.items()
+        )
+        coalesced = leaf.layout is torch.sparse_coo and leaf.is_coalesced()
+        layout = str(leaf.layout).removeprefix("torch.")
+        return SparseNode(layout, tuple(leaf.shape), coalesced, made)
+
+    def _from_numpy(self, array: Any, path: Path) -> torch.Tensor:
+        try:
+            return torch.from_numpy(np.require(array, requirements=["W", "A"]))
+        except TypeError as error:
+            raise InvalidError(f"{path_text(path)}: {error}") from error
+
+    def _number(self, path: Path, leaf: torch.Tensor, suffix: Path) -> int:
+        """The number of the tensor among all that are kept; a tied one has its twin's."""
+        key = ".".join([self._keys[path], *map(str, suffix)])
+        layout = _layout(leaf, path)
+        memory = local_tensors(leaf)
+        identity = _identity(leaf, layout, memory)
+        twin = self._seen.setdefault(identity, key)
+        if twin in self._numbers:
+            return self._numbers[twin]
+        if leaf.dtype not in DTYPE_NAMES:
+            raise InvalidError(f"{path_text(path)}: dtype {leaf.dtype} cannot be kept")
+        self._kept.entries[key] = Entry(DTYPE_NAMES[leaf.dtype], tuple(leaf.shape), layout)
+        self._kept.memory[key] = memory
+        self._numbers[key] = len(self._numbers)
+        return self._numbers[key]
+
+    def _own(self, own: PerRank, path: Path) -> Node:
+        kept = _Keeper(own.value).run()
+        if kept.entries:
+            raise InvalidError(
+                f"{path_text(path)}: per_rank keeps values, no tensors; turn a small tensor into "
+                "bytes or a list, or save each under a key with its rank"
+            )
+        key = self._keys[path]
+        self._kept.per_rank[key] = kept.tree
+        return PerRankNode(key)
+
+
+def _value(value: Any, path: Path) -> Any:
+    try:
+        return encode_value(value)
+    except InvalidError as error:
+        raise InvalidError(f"{path_text(path)}: {error}") from error
+
+
+def _require_key(key: object, path: Path) -> None:
+    if isinstance(key, bool) or not isinstance(key, str | int):
+        raise InvalidError(
+            f"{path_text((*path, cast('Any', key)))}: key {key!r} is a {type(key).__name__}; "
+            "keys of dicts are str or int"
+        )
+
+
+def _layout(leaf: torch.Tensor, path: Path) -> Layout | None:
+    if leaf.is_meta:
+        raise InvalidError(f"{path_text(path)} is on the meta device: it has no values to keep")
+    if leaf_kind(leaf) == "tensor":
+        return None
+    try:
+        return Layout.of(leaf)
+    except LayoutError as error:
+        raise LayoutError(f"{path_text(path)}: {error}") from error
+
+
+def _identity(
+    leaf: torch.Tensor, layout: Layout | None, memory: Sequence[torch.Tensor]
+) -> object:
+    """Equal for two leaves that are the same cells of the same memory."""
+    if not leaf.numel() or not memory:
+        return object()
+    places = tuple((part.data_ptr(), part.shape, part.stride()) for part in memory)
+    return leaf.dtype, tuple(leaf.shape), layout, places, str(leaf.device)
+
+
+Part = Callable[[Any], torch.Tensor]
+_SPARSE_PARTS: dict[torch.layout, dict[str, Part]] = {
+    torch.sparse_coo: {"indices": lambda t: t._indices(), "values": lambda t: t._values()},
+    torch.sparse_csr: {
+        "crow_indices": lambda t: t.crow_indices(),
+        "col_indices": lambda t: t.col_indices(),
+        "values": lambda t: t.values(),
+    },
+    torch.sparse_csc: {
+        "ccol_indices": lambda t: t.ccol_indices(),
+        "row_indices": lambda t: t.row_indices(),
+        "values": lambda t: t.values(),
+    },
+}

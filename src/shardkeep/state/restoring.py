@@ -1,0 +1,238 @@
+"""Where does what a checkpoint holds go in a state that is already there?
+
+The state's own layout decides: each rank wants the boxes that it holds, whatever layout they were
+saved from. Everything that does not fit is found before a byte is read.
+"""
+
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from shardkeep.boxes import Box
+from shardkeep.errors import ConflictError, LayoutError, NotFoundError
+from shardkeep.layouts import Layout
+from shardkeep.manifest import (
+    ArrayNode,
+    DictNode,
+    ListNode,
+    Manifest,
+    Node,
+    PerRankNode,
+    SparseNode,
+    TensorNode,
+    TensorRecord,
+    TupleNode,
+    ValueNode,
+)
+from shardkeep.sharded.leaves import leaf_kind, local_tensors, with_local_tensors
+from shardkeep.state.dtypes import DTYPE_NAMES, TORCH_DTYPES
+from shardkeep.state.keeping import PerRank, Stateful, expand
+from shardkeep.state.paths import Path, path_text
+from shardkeep.state.tree import leaves
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A box of a stored tensor, and this rank's memory for it."""
+
+    record: TensorRecord
+    box: Box
+    memory: torch.Tensor
+
+
+@dataclass
+class Fit:
+    """How a checkpoint and a state fit together."""
+
+    slots: list[Slot] = field(default_factory=list[Slot])
+    """Memory to fill."""
+    replaced: dict[Path, Any] = field(default_factory=dict[Path, Any])
+    """Leaves that give way to new ones: values, and tensors that had no memory."""
+    sparse: dict[Path, SparseNode] = field(default_factory=dict[Path, SparseNode])
+    per_rank: dict[Path, str] = field(default_factory=dict[Path, str])
+    """Places of values of this rank's own, by their key."""
+    loaded: list[str] = field(default_factory=list[str])
+    missing: list[str] = field(default_factory=list[str])
+    """In the state, not in the checkpoint."""
+    unexpected: list[str] = field(default_factory=list[str])
+    """In the checkpoint, not in the state."""
+    cast: list[str] = field(default_factory=list[str])
+    mismatched: list[str] = field(default_factory=list[str])
+    """Shapes and dtypes that do not fit, in words."""
+
+
+def stored_leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
+    """Every leaf of a manifest's tree with its path."""
+    if isinstance(node, DictNode):
+        for key, child in node.items:
+            yield from stored_leaves(child, (*path, key))
+    elif isinstance(node, ListNode | TupleNode):
+        for index, child in enumerate(node.items):
+            yield from stored_leaves(child, (*path, index))
+    else:
+        yield path, node
+
+
+def fit_state(
+    manifest: Manifest,
+    shadow: Any,
+    *,
+    me: int,
+    keys: Sequence[str] | None,
+    cast: bool,
+    device: torch.device | None = None,
+) -> Fit:
+    """What goes where. `shadow` is the state with live objects replaced by their state dicts."""
+    fitter = _Fitter(manifest, me, cast, device)
+    stored = {path: node for path, node in stored_leaves(manifest.tree) if _is_asked(path, keys)}
+    for path, leaf in leaves(shadow):
+        if not _is_asked(path, keys):
+            continue
+        node = stored.pop(path, None)
+        if node is None:
+            fitter.fit.missing.append(path_text(path))
+        else:
+            fitter.add(path, leaf, node)
+    fitter.fit.unexpected.extend(path_text(path) for path in stored)
+    return fitter.fit
+
+
+def _is_asked(path: Path, keys: Sequence[str] | None) -> bool:
+    if keys is None:
+        return True
+    text = ".".join(map(str, path))
+    return any(fnmatch.fnmatchcase(text, pattern) for pattern in keys)
+
+
+class _Fitter:
+    def __init__(
+        self, manifest: Manifest, me: int, cast: bool, device: torch.device | None
+    ) -> None:
+        self._manifest = manifest
+        self._me = me
+        self._cast = cast
+        self._device = device
+        self.fit = Fit()
+
+    def add(self, path: Path, leaf: Any, node: Node) -> None:
+        """Fit one leaf of the state to one of the checkpoint."""
+        if isinstance(node, ValueNode | PerRankNode):
+            self._value(path, leaf, node)
+        elif isinstance(node, SparseNode):
+            self.fit.sparse[path] = node
+        elif isinstance(node, TensorNode | ArrayNode):
+            self._tensor(path, leaf, self._manifest.tensors[node.index])
+        self.fit.loaded.append(path_text(path))
+
+    def _value(self, path: Path, leaf: Any, node: ValueNode | PerRankNode) -> None:
+        if leaf_kind(leaf) is not None or isinstance(leaf, np.ndarray):
+            self._mismatch(path, "is a tensor here, a value in the checkpoint")
+        elif isinstance(node, PerRankNode):
+            self.fit.per_rank[path] = node.key
+        else:
+            self.fit.replaced[path] = node.value
+
+    def _tensor(self, path: Path, leaf: Any, record: TensorRecord) -> None:
+        if isinstance(leaf, np.ndarray):
+            leaf = torch.from_numpy(cast("Any", leaf))
+        if leaf_kind(leaf) is None:
+            self._mismatch(path, f"is a {type(leaf).__name__} here, a tensor in the checkpoint")
+        elif tuple(leaf.shape) != record.shape:
+            self._mismatch(
+                path, f"has shape {tuple(leaf.shape)} here, {record.shape} in the checkpoint"
+            )
+        elif DTYPE_NAMES.get(leaf.dtype) != record.dtype and not self._cast:
+            here, there = leaf.dtype, TORCH_DTYPES[record.dtype]
+            self._mismatch(
+                path, f"is {here} here, {there} in the checkpoint (cast=True converts it)"
+            )
+        else:
+            self._fill(path, leaf, record)
+
+    def _fill(self, path: Path, leaf: torch.Tensor, record: TensorRecord) -> None:
+        if DTYPE_NAMES.get(leaf.dtype) != record.dtype:
+            self.fit.cast.append(path_text(path))
+        memory = local_tensors(leaf)
+        if leaf.is_meta:
+            device = self._device or torch.device("cpu")
+            memory = [torch.empty_like(part, device=device) for part in memory]
+            self.fit.replaced[path] = with_local_tensors(leaf, memory, device=device)
+        for part in _layout(path, leaf, self._me).parts_of(self._me):
+            view = memory[part.buffer]
+            if part.place.shape != view.shape:
+                view = view[part.place.slices()]
+            self.fit.slots.append(Slot(record, part.box, view))
+
+    def _mismatch(self, path: Path, text: str) -> None:
+        self.fit.mismatched.append(f"{path_text(path)} {text}")
+
+
+def _layout(path: Path, leaf: torch.Tensor, me: int) -> Layout:
+    try:
+        return Layout.of(leaf, ranks=[me])
+    except LayoutError as error:
+        raise LayoutError(f"{path_text(path)}: {error}") from error
+
+
+def require_fit(fit: Fit, *, strict: bool) -> None:
+    """Raise, naming what does not fit, unless everything that must fit does."""
+    if fit.mismatched:
+        raise ConflictError("the state does not fit the checkpoint: " + _some(fit.mismatched))
+    if strict and (fit.missing or fit.unexpected):
+        parts = [
+            f"{len(names)} {what}: {_some(names)}"
+            for what, names in (
+                ("not in the checkpoint", fit.missing),
+                ("in the checkpoint only", fit.unexpected),
+            )
+            if names
+        ]
+        raise NotFoundError(
+            "the state's keys are not the checkpoint's ("
+            + "; ".join(parts)
+            + "); pass strict=False to load what fits, or keys=[...] to name what is wanted"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+@dataclass
+class Shadow:
+    """A state with its live objects opened: what is filled, and whom to tell afterwards."""
+
+    tree: Any
+    objects: dict[Path, Stateful]
+
+    @classmethod
+    def of(cls, state: Any) -> "Shadow":
+        """The state's leaves; modules, optimizers and the like stand for their state dicts."""
+        if isinstance(state, Stateful) and not isinstance(state, torch.Tensor):
+            return cls(expand(state.state_dict()), {(): state})
+        objects = {
+            path: leaf
+            for path, leaf in leaves(state)
+            if isinstance(leaf, Stateful) and not isinstance(leaf, torch.Tensor)
+        }
+        return cls(expand(state), objects)
+
+    def owner(self, path: Path) -> Path | None:
+        """The live object in which a place lies."""
+        for length in range(len(path) + 1):
+            if path[:length] in self.objects:
+                return path[:length]
+        return None
+
+
+def own_value(per_rank: Mapping[str, Any], key: str, old: Any) -> Any:
+    """The value of this rank, marked again if the state's was."""
+    value = per_rank[key]
+    return PerRank(value) if isinstance(old, PerRank) else value

@@ -1,0 +1,25 @@
+"""Bytes by key within one checkpoint folder: in memory or as local files."""
+
+from shardkeep.storage.failures import OutcomeUnknownError as OutcomeUnknownError
+from shardkeep.storage.local import LocalStorage as LocalStorage
+from shardkeep.storage.memory import (
+    MemoryStorage as MemoryStorage,
+    forget_memory as forget_memory,
+)
+from shardkeep.storage.opening import open_storage as open_storage
+from shardkeep.storage.protocols import (
+    CanCreate as CanCreate,
+    CanDelete as CanDelete,
+    CanGet as CanGet,
+    CanList as CanList,
+    CanMap as CanMap,
+    CanMeasure as CanMeasure,
+    CanPutIfAbsent as CanPutIfAbsent,
+    CanRead as CanRead,
+    CanReadInto as CanReadInto,
+    CanReplace as CanReplace,
+    CanSync as CanSync,
+    Entry as Entry,
+    Sink as Sink,
+    Storage as Storage,
+)

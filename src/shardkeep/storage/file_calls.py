@@ -1,0 +1,72 @@
+"""Which system calls does the local storage make? All go through here.
+
+So a test can make the Nth call of a kind fail or stop short, and record what a save does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import sys
+from collections.abc import Sequence
+
+
+class FileCalls:
+    """The calls as the operating system offers them. Names are relative to `dir_fd`.
+
+    Python repeats a call that a signal interrupts (PEP 475); short reads and writes are left to
+    the caller.
+    """
+
+    def open(self, name: str, flags: int, *, dir_fd: int | None = None) -> int:
+        return os.open(name, flags | os.O_CLOEXEC, 0o666, dir_fd=dir_fd)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
+        return os.pread(fd, nbytes, offset)
+
+    def preadv(self, fd: int, views: Sequence[memoryview], offset: int) -> int:
+        return os.preadv(fd, views, offset)
+
+    def pwritev(self, fd: int, views: Sequence[memoryview], offset: int) -> int:
+        return os.pwritev(fd, views, offset)
+
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def link(self, name: str, new_name: str, *, dir_fd: int) -> None:
+        os.link(name, new_name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd, follow_symlinks=False)
+
+    def rename(self, name: str, new_name: str, *, dir_fd: int) -> None:
+        os.rename(name, new_name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+
+    def unlink(self, name: str, *, dir_fd: int) -> None:
+        os.unlink(name, dir_fd=dir_fd)
+
+    def mkdir(self, path: str) -> None:
+        os.mkdir(path)
+
+    def lstat(self, name: str, *, dir_fd: int) -> os.stat_result:
+        return os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+
+    def fstat(self, fd: int) -> os.stat_result:
+        return os.fstat(fd)
+
+    def flock(self, fd: int, operation: int) -> None:
+        fcntl.flock(fd, operation)
+
+    def listdir(self, fd: int) -> list[str]:
+        return os.listdir(fd)
+
+    def free_nbytes(self, fd: int) -> int:
+        found = os.fstatvfs(fd)
+        return found.f_bavail * found.f_frsize
+
+    def map(self, fd: int, nbytes: int) -> mmap.mmap:
+        if sys.version_info >= (3, 13):
+            # Else each mapping keeps a file descriptor of its own.
+            return mmap.mmap(fd, nbytes, prot=mmap.PROT_READ, trackfd=False)
+        return mmap.mmap(fd, nbytes, prot=mmap.PROT_READ)

@@ -1,0 +1,62 @@
+"""Which storage does a path or URL mean?"""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import unquote
+
+from shardkeep.errors import InvalidError, UnsupportedError
+from shardkeep.storage.local import LocalStorage
+from shardkeep.storage.memory import MemoryStorage
+from shardkeep.storage.protocols import Storage
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
+# `Path("s3://bucket")` is s3:/bucket, a folder named "s3:".
+_URL_THROUGH_PATHLIB = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")
+
+_SUPPORTED = "a local path, file:///path and memory://name"
+
+
+def open_storage(path: str | os.PathLike[str] | Storage, *, create: bool, durable: bool) -> Storage:
+    """The storage at a path or URL; a storage itself is handed back: it stays its owner's to close.
+
+    With `create` the folder is made if it is not there; else that is a NotFoundError.
+    """
+    if isinstance(path, os.PathLike):
+        path = _path_of(path)
+    elif isinstance(path, str):
+        found = _URL.match(path)
+        if found is not None:
+            return _open_url(found[1], found[2], path, create=create, durable=durable)
+    elif isinstance(path, Storage):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return path
+    else:
+        raise InvalidError(f"{path!r} is neither a path nor a storage; expected {_SUPPORTED}")
+    return LocalStorage(path, create=create, durable=durable)
+
+
+def _path_of(path: os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    if _URL_THROUGH_PATHLIB.match(text):
+        raise InvalidError(f"{path!r} was a URL before pathlib took a slash from it: pass a string")
+    return text
+
+
+def _open_url(scheme: str, rest: str, url: str, *, create: bool, durable: bool) -> Storage:
+    match scheme.lower():
+        case "file":
+            return LocalStorage(_path_in_url(rest, url), create=create, durable=durable)
+        case "memory":
+            return MemoryStorage(rest.rstrip("/"), create=create)
+        case _:
+            raise UnsupportedError(
+                f"{url!r}: no storage for {scheme}:// here; supported are {_SUPPORTED}"
+            )
+
+
+def _path_in_url(rest: str, url: str) -> str:
+    path = rest.removeprefix("localhost")
+    if not path.startswith("/"):
+        raise InvalidError(f"{url!r} names a host; write file:///path, with an absolute path")
+    return unquote(path)

@@ -1,0 +1,139 @@
+"""How does a save go on while training does, and how does its failure come to light?"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Handle(Generic[T]):
+    """A save that goes on in the background.
+
+    `staged()` waits until the state may be changed again, `result()` until it is committed.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._staged = threading.Event()
+        self._future: Future[T] = Future()
+        self._seen = False
+
+    def staged(self, timeout: float | None = None) -> None:
+        """Return when the state was copied; raises if that failed."""
+        if not self._staged.wait(timeout):
+            raise TimeoutError(f"{self.what}: not staged within {timeout:g} s")
+        if self._future.done() and self._future.exception() is not None:
+            self.result()
+
+    def result(self, timeout: float | None = None) -> T:
+        """What the save did, once it is committed; its error if it failed."""
+        self._seen = True
+        return self._future.result(timeout)
+
+    def done(self) -> bool:
+        """Whether the save is over, committed or failed."""
+        return self._future.done()
+
+    def unseen_error(self) -> BaseException | None:
+        """The error of a failed save that nobody has asked for yet."""
+        if self._seen or not self._future.done():
+            return None
+        self._seen = True
+        return self._future.exception()
+
+    def mark_staged(self) -> None:
+        """The state may be changed again."""
+        self._staged.set()
+
+    def finish(self, act: Callable[[], T]) -> None:
+        """Run the save and keep its outcome."""
+        try:
+            self._future.set_result(act())
+        except BaseException as error:
+            self._future.set_exception(error)
+        finally:
+            self._staged.set()
+
+
+class Background:
+    """One thread that carries out saves in order, at most `limit` waiting or running."""
+
+    def __init__(self, limit: int) -> None:
+        self._room = threading.BoundedSemaphore(limit)
+        self._lock = threading.Lock()
+        self._last: threading.Thread | None = None
+        self._open: list[Handle[object]] = []
+        _all.add(self)
+
+    def reserve(self) -> None:
+        """Wait for room: memory for snapshots is bounded, so a fast caller is slowed down."""
+        self._room.acquire()
+
+    def give_back(self) -> None:
+        """The room of a save that was never submitted."""
+        self._room.release()
+
+    def raise_unseen(self) -> None:
+        """Raise the error of an earlier save that nobody has seen."""
+        with self._lock:
+            handles = list(self._open)
+            self._open = [handle for handle in handles if not handle.done()]
+        for handle in handles:
+            error = handle.unseen_error()
+            if error is not None:
+                raise error
+
+    def submit(self, handle: Handle[T], act: Callable[[], T]) -> None:
+        """Run `act` after everything that was submitted before; its room is free afterwards."""
+        with self._lock:
+            before = self._last
+            # Not a daemon: the interpreter waits at exit, so that what was begun is committed.
+            thread = threading.Thread(
+                target=self._run, args=(before, handle, act), name="shardkeep-save", daemon=False
+            )
+            self._last = thread
+            self._open.append(handle)  # type: ignore[arg-type]
+            thread.start()
+
+    def _run(
+        self, before: threading.Thread | None, handle: Handle[T], act: Callable[[], T]
+    ) -> None:
+        if before is not None:
+            before.join()
+        try:
+            handle.finish(act)
+        finally:
+            self._room.release()
+
+    def wait(self) -> None:
+        """Return when nothing is under way any more."""
+        last = self._last
+        if last is not None:
+            last.join()
+
+    def unseen_errors(self) -> list[tuple[str, BaseException]]:
+        """What failed and nobody asked for, as the interpreter exits."""
+        found: list[tuple[str, BaseException]] = []
+        for handle in self._open:
+            error = handle.unseen_error()
+            if error is not None:
+                found.append((handle.what, error))
+        return found
+
+
+_all: weakref.WeakSet[Background] = weakref.WeakSet()
+
+
+@atexit.register
+def _say_what_was_lost() -> None:
+    for background in list(_all):
+        background.wait()
+        for what, error in background.unseen_errors():
+            print(f"shardkeep: {what} was NOT saved: {error}", file=sys.stderr)

@@ -1,0 +1,78 @@
+"""When does a checkpoint exist? When its manifest is in its place, and every file was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from shardkeep.errors import ConflictError, NotFoundError, StorageError, name_ranks
+from shardkeep.manifest import FileRecord, file_name
+
+MANIFEST = "manifest.json"
+
+
+class CommitStorage(Protocol):
+    """What is used of a storage."""
+
+    def list(self) -> Sequence[tuple[str, int]]: ...
+    def read(self, key: str, offset: int, nbytes: int, /) -> bytes: ...
+    def size(self, key: str, /) -> int: ...
+    def put_if_absent(self, key: str, data: bytes, /) -> bool: ...
+    def replace(self, key: str, data: bytes, expected: bytes, /) -> bool: ...
+    def delete(self, key: str, /) -> None: ...
+
+
+def committed_manifest(storage: CommitStorage) -> bytes | None:
+    """The bytes of the manifest that is there now; None if there is none."""
+    try:
+        return storage.read(MANIFEST, 0, storage.size(MANIFEST))
+    except NotFoundError:
+        return None
+
+
+def require_visible(
+    storage: CommitStorage,
+    save_id: str,
+    records: Iterable[FileRecord],
+    hosts: Mapping[int, str],
+    me: int,
+) -> None:
+    """Every file is seen from here with its full size, else the ranks do not share the storage."""
+    sizes = dict(storage.list())
+    unseen: dict[int, str] = {}
+    for record in records:
+        name = file_name(save_id, record.rank, record.number)
+        if sizes.get(name) != record.nbytes:
+            unseen[record.rank] = name
+    if not unseen:
+        return
+    first, name = next(iter(unseen.items()))
+    elsewhere = sorted({hosts[rank] for rank in unseen} - {hosts[me]})
+    raise StorageError(
+        f"rank {me} on host {hosts[me]} does not see what {name_ranks(sorted(unseen))} wrote "
+        f"(rank {first}: {name}"
+        + (f", on {', '.join(elsewhere[:4])}" if elsewhere else "")
+        + "). A checkpoint needs storage that all ranks share: use a shared file system"
+    )
+
+
+def commit(storage: CommitStorage, manifest: bytes, replaced: bytes | None) -> None:
+    """Put the manifest in place of the one that was seen, or where none was."""
+    if replaced is None:
+        done = storage.put_if_absent(MANIFEST, manifest)
+    else:
+        done = storage.replace(MANIFEST, manifest, replaced)
+    if not done:
+        raise ConflictError(
+            "another save to the same path was committed while this one was running; "
+            "that one stands, nothing of this one was kept"
+        )
+
+
+def remove_files(storage: CommitStorage, names: Iterable[str]) -> None:
+    """Remove files that no manifest names any more; what cannot be removed is left for prune."""
+    for name in names:
+        try:
+            storage.delete(name)
+        except OSError:
+            continue

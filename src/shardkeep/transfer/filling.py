@@ -1,0 +1,89 @@
+"""How does a read fill torch memory, also on a device or in another dtype?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from shardkeep.manifest import Manifest, itemsize
+from shardkeep.state.dtypes import TORCH_DTYPES
+from shardkeep.state.restoring import Slot
+from shardkeep.storage import CanReadInto
+from shardkeep.transfer.load import BIT_DTYPES, Want, fill
+from shardkeep.transfer.open_manifest import Headers
+from shardkeep.transfer.progress import Meter
+
+# Tensors that are not read in place pass through host memory, so many bytes at a time.
+_STAGED_NBYTES = 256 * 1024 * 1024
+
+_TORCH_BITS = {
+    1: torch.uint8,
+    2: torch.int16,
+    4: torch.int32,
+    8: torch.int64,
+    16: torch.complex128,
+}
+
+
+def fill_slots(
+    storage: CanReadInto,
+    manifest: Manifest,
+    headers: Headers,
+    slots: Sequence[Slot],
+    *,
+    threads: int,
+    verify: bool,
+    meter: Meter,
+) -> int:
+    """Fill all slots; the number of bytes read."""
+    in_place = [slot for slot in slots if _is_in_place(slot)]
+    wants = [Want(slot.record, slot.box, _bits(slot.memory)) for slot in in_place]
+    options: dict[str, Any] = {"threads": threads, "verify": verify, "meter": meter}
+    total = fill(storage, manifest, headers, wants, **options)
+    for batch in _batches([slot for slot in slots if not _is_in_place(slot)]):
+        staged = [(slot, Want(slot.record, slot.box, _fresh(slot))) for slot in batch]
+        total += fill(storage, manifest, headers, [want for _, want in staged], **options)
+        for slot, want in staged:
+            _deliver(slot, want.array)
+    return total
+
+
+def _is_in_place(slot: Slot) -> bool:
+    memory = slot.memory
+    return memory.device.type == "cpu" and memory.dtype == TORCH_DTYPES[slot.record.dtype]
+
+
+def _bits(memory: torch.Tensor) -> Any:
+    """The tensor's memory as an array of items that mean nothing."""
+    size = memory.itemsize
+    return memory.detach().view(_TORCH_BITS[size]).numpy().view(BIT_DTYPES[size])
+
+
+def _fresh(slot: Slot) -> Any:
+    return np.empty(slot.box.shape, BIT_DTYPES[itemsize(slot.record.dtype)])
+
+
+@torch.no_grad()
+def _deliver(slot: Slot, array: Any) -> None:
+    """Bring staged values to where they belong, in the dtype that they have there."""
+    size = array.dtype.itemsize
+    signed = array.view({1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}.get(size, array.dtype))
+    stored = torch.from_numpy(signed).view(TORCH_DTYPES[slot.record.dtype])
+    slot.memory.detach().copy_(stored)
+
+
+def _batches(slots: Sequence[Slot]) -> Iterator[list[Slot]]:
+    batch: list[Slot] = []
+    nbytes = 0
+    for slot in slots:
+        needed = slot.box.numel * itemsize(slot.record.dtype)
+        if batch and nbytes + needed > _STAGED_NBYTES:
+            yield batch
+            batch, nbytes = [], 0
+        batch.append(slot)
+        nbytes += needed
+    if batch:
+        yield batch

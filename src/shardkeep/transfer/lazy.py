@@ -1,0 +1,311 @@
+"""What is in a checkpoint, read only as far as somebody looks?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkeep.boxes import Box
+from shardkeep.errors import CorruptError, InvalidError, NotFoundError, StorageError
+from shardkeep.manifest import Manifest, TensorRecord, itemsize
+from shardkeep.plan.reads import WindowRead
+from shardkeep.storage import Storage
+from shardkeep.transfer.load import BIT_DTYPES, Want, fill
+from shardkeep.transfer.open_manifest import Headers, read_manifest
+from shardkeep.transfer.progress import Meter, Progress
+from shardkeep.transfer.read import Array, FileReads, Reader
+
+if TYPE_CHECKING:
+    import torch
+
+_VERIFY_NBYTES = 8 * 1024 * 1024
+
+# What NumPy has no type for comes as bits of the same size.
+_NUMPY_DTYPES: dict[str, Any] = {
+    "BOOL": np.bool_,
+    "U8": np.uint8,
+    "I8": np.int8,
+    "U16": np.uint16,
+    "I16": np.int16,
+    "U32": np.uint32,
+    "I32": np.int32,
+    "U64": np.uint64,
+    "I64": np.int64,
+    "F16": np.float16,
+    "F32": np.float32,
+    "F64": np.float64,
+    "C64": np.complex64,
+    "C128": np.complex128,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A stored tensor, without its values."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    chunks: tuple[tuple[Box, str], ...]
+    """Each stored box with its file."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What a verification found."""
+
+    nbytes: int
+    problems: tuple[str, ...]
+    """One sentence for each damaged file or block; empty if all is well."""
+
+    def __bool__(self) -> bool:
+        return not self.problems
+
+
+class Checkpoint(Mapping[str, "StoredTensor"]):
+    """A committed checkpoint: tensors by key, each read when it is indexed. Close it, or use `with`.
+
+    It shows the checkpoint as it was when it was opened.
+    """
+
+    def __init__(self, storage: Storage, *, threads: int) -> None:
+        self._storage = storage
+        self._threads = threads
+        self.manifest: Manifest = read_manifest(storage)
+        self._headers = Headers(storage, self.manifest)
+
+    @property
+    def path(self) -> str:
+        return self._storage.location
+
+    @property
+    def save_id(self) -> str:
+        return self.manifest.save_id
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The user's own, given at the save."""
+        return self.manifest.metadata
+
+    def __getitem__(self, key: str) -> StoredTensor:
+        return StoredTensor(self, self.manifest.tensor(key))
+
+    def __iter__(self) -> Iterator[str]:
+        return (record.key for record in self.manifest.tensors)
+
+    def __len__(self) -> int:
+        return len(self.manifest.tensors)
+
+    def tree(self) -> Any:
+        """The state's structure with a StoredTensor for each tensor; reads no data."""
+        from shardkeep.state.building import build_state
+
+        return build_state(
+            self.manifest.tree,
+            lambda number: StoredTensor(self, self.manifest.tensors[number]),  # type: ignore[arg-type,return-value]
+            lambda key: f"per_rank({key})",
+        )
+
+    def per_rank(self, key: str, rank: int) -> Any:
+        """The value that `rank` saved under `key` as its own."""
+        from shardkeep.state.building import build_state
+
+        index = self.manifest.files.find(rank=rank, number=0)
+        values = self._headers[index].per_rank if index is not None else {}
+        if key not in values:
+            raise NotFoundError(f"rank {rank} saved no value of its own under {key!r}")
+        return build_state(values[key], _no_tensor, str)
+
+    def info(self, key: str) -> TensorInfo:
+        """Dtype, shape, size and chunks of a tensor; reads no data."""
+        record = self.manifest.tensor(key)
+        chunks = tuple(
+            (box, self.manifest.file_name(index)) for box, index in self.manifest.chunks(record)
+        )
+        return TensorInfo(key, record.dtype, record.shape, record.nbytes, chunks)
+
+    def read(self, record: TensorRecord, box: Box) -> Array:
+        """A box of a tensor as bits of the stored item size, checked."""
+        array = np.empty(box.shape, BIT_DTYPES[itemsize(record.dtype)])
+        with Meter("reading", None, show=False) as meter:
+            fill(
+                self._storage,
+                self.manifest,
+                self._headers,
+                [Want(record, box, array)],
+                threads=self._threads,
+                verify=True,
+                meter=meter,
+            )
+        return array
+
+    def mapped(self, record: TensorRecord) -> Array | None:
+        """A tensor in the storage's own memory, if it is one chunk and the storage can."""
+        chunks = list(self.manifest.chunks(record))
+        map_file = getattr(self._storage, "map", None)
+        if len(chunks) != 1 or map_file is None:
+            return None
+        ((box, index),) = chunks
+        name = self.manifest.file_name(index)
+        entry = self._headers[index].chunk(record, box, where=name)
+        dtype = np.dtype(BIT_DTYPES[itemsize(record.dtype)])
+        view: Array = np.frombuffer(map_file(name), np.uint8)[entry.start : entry.stop]
+        return view.view(dtype).reshape(record.shape)
+
+    def verify(self, *, progress: Progress | None = None) -> VerifyReport:
+        """Read every byte of every file and compare it with its digest."""
+        problems: list[str] = []
+        with Meter("verifying", progress, show=True) as meter:
+            meter.expect(sum(self.manifest.files.nbytes))
+            with ThreadPoolExecutor(self._threads, "shardkeep-verify") as pool:
+                acts = [
+                    pool.submit(self._verify_file, index, meter)
+                    for index in range(len(self.manifest.files))
+                ]
+                for act in acts:
+                    problems.extend(act.result())
+        return VerifyReport(sum(self.manifest.files.nbytes), tuple(problems))
+
+    def _verify_file(self, index: int, meter: Meter) -> list[str]:
+        try:
+            file = self._headers.open_file(index)
+            self._verify_chunks(index)
+        except (CorruptError, NotFoundError, StorageError) as error:
+            return [str(error)]
+        problems: list[str] = []
+        reader = Reader(self._storage, threads=1, verify=True, meter=meter)
+        step = max(file.block_nbytes, _VERIFY_NBYTES - _VERIFY_NBYTES % file.block_nbytes)
+        for start in range(file.data_start, file.nbytes, step):
+            window = WindowRead(start, min(start + step, file.nbytes), ())
+            try:
+                reader.run([FileReads(file, [window], [])])
+            except (CorruptError, StorageError) as error:
+                problems.append(str(error))
+        return problems
+
+    def _verify_chunks(self, index: int) -> None:
+        """The file holds every chunk that the manifest puts there."""
+        name = self.manifest.file_name(index)
+        for record, box in self._chunks_by_file.get(index, ()):
+            self._headers[index].chunk(record, box, where=name)
+
+    @property
+    def _chunks_by_file(self) -> Mapping[int, Sequence[tuple[TensorRecord, Box]]]:
+        if not hasattr(self, "_by_file"):
+            found: dict[int, list[tuple[TensorRecord, Box]]] = {}
+            for record in self.manifest.tensors:
+                for box, index in self.manifest.chunks(record):
+                    found.setdefault(index, []).append((record, box))
+            self._by_file = found
+        return self._by_file
+
+    def close(self) -> None:
+        """Let go of open files."""
+        self._storage.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"Checkpoint({self.path!r}, {len(self)} tensors, "
+            f"{sum(record.nbytes for record in self.manifest.tensors):,} bytes, "
+            f"saved by {self.manifest.world} ranks)"
+        )
+
+
+def _no_tensor(number: int) -> Any:
+    raise InvalidError("values of a rank's own hold no tensors")
+
+
+class StoredTensor:
+    """A tensor in a checkpoint. Indexing with slices reads just those cells, as a torch tensor."""
+
+    def __init__(self, checkpoint: Checkpoint, record: TensorRecord) -> None:
+        self._checkpoint = checkpoint
+        self._record = record
+
+    @property
+    def key(self) -> str:
+        return self._record.key
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._record.shape
+
+    @property
+    def dtype(self) -> str:
+        """The dtype's name in the format, such as `F32`."""
+        return self._record.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self._record.nbytes
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        import torch
+
+        from shardkeep.state.dtypes import TORCH_DTYPES
+
+        box, squeezed = _parse_index(index, self.shape)
+        bits = self._checkpoint.read(self._record, box)
+        signed = bits.view(_SIGNED.get(bits.dtype.itemsize, bits.dtype))
+        tensor = torch.from_numpy(signed).view(TORCH_DTYPES[self.dtype])
+        return tensor[tuple(0 if d in squeezed else slice(None) for d in range(box.ndim))]
+
+    def numpy(self, index: Any = ...) -> Array:
+        """The cells as a NumPy array; dtypes that NumPy lacks come as bits of the same size."""
+        box, squeezed = _parse_index(index, self.shape)
+        bits = self._checkpoint.read(self._record, box)
+        array = bits.view(_NUMPY_DTYPES.get(self.dtype, bits.dtype))
+        return array[tuple(0 if d in squeezed else slice(None) for d in range(box.ndim))]
+
+    def mapped(self) -> Array:
+        """The whole tensor without a copy, read-only and unchecked; one chunk, one file only."""
+        array = self._checkpoint.mapped(self._record)
+        if array is None:
+            raise InvalidError(
+                f"{self.key!r} is stored in several chunks, or its storage cannot be mapped; "
+                "index it instead"
+            )
+        return array.view(_NUMPY_DTYPES.get(self.dtype, array.dtype))
+
+    def __repr__(self) -> str:
+        return f"StoredTensor({self.key!r}, {self.dtype}, {list(self.shape)})"
+
+
+_SIGNED: dict[int, Any] = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
+
+
+def _parse_index(index: Any, shape: Sequence[int]) -> tuple[Box, set[int]]:
+    """The box that an index means, and the dims that it takes away."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    if ... in items:
+        at = items.index(...)
+        items[at : at + 1] = [slice(None)] * (len(shape) - len(items) + 1)
+    if len(items) > len(shape):
+        raise IndexError(f"{len(items)} indices for a tensor of shape {tuple(shape)}")
+    items += [slice(None)] * (len(shape) - len(items))
+    starts, stops, squeezed = [], [], set[int]()
+    for dim, (item, side) in enumerate(zip(items, shape, strict=True)):
+        if isinstance(item, slice):
+            start, stop, step = item.indices(side)
+            if step != 1:
+                raise IndexError("slices of a stored tensor have step 1")
+        else:
+            start = item + side if item < 0 else item
+            if not 0 <= start < side:
+                raise IndexError(f"index {item} is out of range for dim {dim} of size {side}")
+            stop = start + 1
+            squeezed.add(dim)
+        starts.append(start)
+        stops.append(max(start, stop))
+    return Box(tuple(starts), tuple(stops)), squeezed

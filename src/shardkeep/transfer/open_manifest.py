@@ -1,0 +1,102 @@
+"""What does a checkpoint hold, and where are its bytes? Manifest and headers, read and checked."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from shardkeep.errors import NotFoundError
+from shardkeep.manifest import Header, Manifest, decode_listed_header, decode_manifest
+from shardkeep.transfer.commit import MANIFEST
+from shardkeep.transfer.read import OpenFile
+
+
+class ReadStorage(Protocol):
+    """What is used of a storage."""
+
+    @property
+    def location(self) -> str: ...
+    def read(self, key: str, offset: int, nbytes: int) -> bytes: ...
+    def size(self, key: str) -> int: ...
+
+
+def read_manifest(storage: ReadStorage) -> Manifest:
+    """The checked manifest; NotFoundError if nothing was committed there."""
+    try:
+        data = storage.read(MANIFEST, 0, storage.size(MANIFEST))
+    except NotFoundError as error:
+        raise NotFoundError(
+            f"{storage.location} holds no checkpoint: there is no {MANIFEST}. A save that was "
+            "broken off leaves none; check the path, or take another step"
+        ) from error
+    return decode_manifest(data, where=f"{storage.location}/{MANIFEST}")
+
+
+class Headers:
+    """The headers of a checkpoint's files, each read when it is first needed."""
+
+    def __init__(self, storage: ReadStorage, manifest: Manifest) -> None:
+        self._storage = storage
+        self._manifest = manifest
+        self._headers: dict[int, Header] = {}
+        self._lock = threading.Lock()
+
+    def fetch(self, indices: Iterable[int], *, threads: int) -> None:
+        """Read the headers of these files, several at once."""
+        missing = [index for index in indices if index not in self._headers]
+        if len(missing) <= 1 or threads == 1:
+            for index in missing:
+                self._keep(index, self._read(index))
+            return
+        with ThreadPoolExecutor(threads, "shardkeep-open") as pool:
+            for index, header in zip(missing, pool.map(self._read, missing), strict=True):
+                self._keep(index, header)
+
+    def __getitem__(self, index: int) -> Header:
+        if index not in self._headers:
+            self.fetch([index], threads=1)
+        return self._headers[index]
+
+    def _keep(self, index: int, header: Header) -> None:
+        with self._lock:
+            self._headers[index] = header
+
+    def _read(self, index: int) -> Header:
+        record, name = self._manifest.files[index], self._manifest.file_name(index)
+        nbytes = self._storage.size(name)
+        # A file that was cut off is told by its size, before bytes that it lacks are read.
+        data = self._storage.read(name, 0, min(record.header_nbytes, nbytes))
+        return decode_listed_header(
+            data, manifest=self._manifest, index=index, file_nbytes=nbytes, where=name
+        )
+
+    def open_file(self, index: int) -> OpenFile:
+        """The file as a reader needs it."""
+        header, record = self[index], self._manifest.files[index]
+        return OpenFile(
+            self._manifest.file_name(index),
+            record.header_nbytes,
+            record.nbytes,
+            header.block_nbytes,
+            header.digests,
+            _Names(header).within,
+        )
+
+
+class _Names:
+    """The entries of a file by where they lie."""
+
+    def __init__(self, header: Header) -> None:
+        self._header = header
+
+    def within(self, start: int, stop: int) -> str:
+        """The names of the entries that lie in a byte range, the first few."""
+        entries = sorted(self._header.entries.items(), key=lambda item: item[1].start)
+        starts: Sequence[int] = [entry.start for _, entry in entries]
+        stops: Sequence[int] = [entry.stop for _, entry in entries]
+        found = entries[bisect_right(stops, start) : bisect_left(starts, stop)]
+        names = [repr(name) for name, _ in found[:3]]
+        return ", ".join(names) + (f" and {len(found) - 3} more" if len(found) > 3 else "")

@@ -1,0 +1,179 @@
+"""How do planned reads fill memory, with every block checked on the way?
+
+Torch-free: destinations are NumPy arrays whose items have the stored item size.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import xxhash
+
+from shardkeep.errors import CorruptError
+from shardkeep.plan.reads import Copy, DirectRead, Read, WindowRead
+from shardkeep.transfer.progress import Meter
+
+# Direct reads are checked in steps, while what was read is still in the cache.
+_STEP_NBYTES = 4 * 1024 * 1024
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Source(Protocol):
+    """What is used of a storage."""
+
+    def read_into(self, key: str, offset: int, buffers: Sequence[Any], /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """A data file whose header was read: where its blocks are and what their digests must be."""
+
+    name: str
+    data_start: int
+    nbytes: int
+    block_nbytes: int
+    digests: Sequence[int]
+    name_bytes: Callable[[int, int], str]
+    """The tensors that lie in a byte range, for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileReads:
+    """All reads of one file, and the arrays that they fill by target number."""
+
+    file: OpenFile
+    reads: Sequence[Read]
+    targets: Sequence[Array]
+
+
+class Reader:
+    """Carries out reads with some threads; each has a scratch buffer that it reuses."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        threads: int,
+        verify: bool,
+        meter: Meter,
+    ) -> None:
+        self._source = source
+        self._threads = threads
+        self._verify = verify
+        self._meter = meter
+        self._local = threading.local()
+
+    def run(self, jobs: Sequence[FileReads]) -> int:
+        """Fill all targets; the number of bytes read."""
+        acts = [(job, read) for job in jobs for read in job.reads]
+        if self._threads == 1 or len(acts) == 1:
+            return sum(self._act(job, read) for job, read in acts)
+        with ThreadPoolExecutor(self._threads, "shardkeep-read") as pool:
+            return sum(pool.map(lambda act: self._act(*act), acts))
+
+    def _act(self, job: FileReads, read: Read) -> int:
+        if isinstance(read, DirectRead):
+            nbytes = self._direct(job, read)
+        else:
+            nbytes = self._window(job, read)
+        self._meter.add(nbytes)
+        return nbytes
+
+    def _direct(self, job: FileReads, read: DirectRead) -> int:
+        """Whole blocks go straight to the target; a block that is wanted in part, by scratch."""
+        file = job.file
+        target = job.targets[read.target].reshape(-1).view(np.uint8)
+        total = 0
+        for start, stop in _steps(file, read.start, read.stop):
+            part = target[start - read.start : stop - read.start]
+            first, last = _block_span(file, start, stop)
+            if (first, last) == (start, stop):
+                self._source.read_into(file.name, start, [part])
+                self._check(file, start, part)
+            else:
+                scratch = self._read_scratch(file, first, last)
+                part[:] = scratch[start - first : stop - first]
+            total += last - first
+        return total
+
+    def _window(self, job: FileReads, read: WindowRead) -> int:
+        scratch = self._read_scratch(job.file, read.start, read.stop)
+        for copy in read.copies:
+            _copy(scratch, read.start, copy, job.targets[copy.target])
+        return read.stop - read.start
+
+    def _read_scratch(self, file: OpenFile, start: int, stop: int) -> Array:
+        scratch = self._scratch(stop - start)
+        self._source.read_into(file.name, start, [scratch])
+        self._check(file, start, scratch)
+        return scratch
+
+    def _scratch(self, nbytes: int) -> Array:
+        buffer: Array | None = getattr(self._local, "buffer", None)
+        if buffer is None or buffer.nbytes < nbytes:
+            buffer = self._local.buffer = np.empty(nbytes, np.uint8)
+        return buffer[:nbytes]
+
+    def _check(self, file: OpenFile, start: int, data: Array) -> None:
+        """Compare the digest of every block of `data`, which starts at a block's first byte."""
+        if not self._verify:
+            return
+        size, number = file.block_nbytes, (start - file.data_start) // file.block_nbytes
+        for at in range(0, len(data), size):
+            block = data[at : at + size]
+            if xxhash.xxh3_64_intdigest(block) != file.digests[number]:
+                first = start + at
+                names = file.name_bytes(first, first + len(block))
+                raise CorruptError(
+                    f"{file.name}: bytes {first} to {first + len(block)} are not what was written "
+                    f"({names}); take another copy of the checkpoint or an earlier step"
+                )
+            number += 1
+
+
+def _steps(file: OpenFile, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The range cut at block boundaries: ragged ends by themselves, whole blocks in steps."""
+    size = file.block_nbytes
+    first_whole = start + (file.data_start - start) % size
+    last_whole = stop - (stop - file.data_start) % size
+    if stop == file.nbytes:
+        last_whole = stop
+    if first_whole >= last_whole:
+        yield start, stop
+        return
+    if start < first_whole:
+        yield start, first_whole
+    step = max(size, _STEP_NBYTES - _STEP_NBYTES % size)
+    for at in range(first_whole, last_whole, step):
+        yield at, min(at + step, last_whole)
+    if last_whole < stop:
+        yield last_whole, stop
+
+
+def _block_span(file: OpenFile, start: int, stop: int) -> tuple[int, int]:
+    """The whole blocks that hold a range."""
+    size = file.block_nbytes
+    first = start - (start - file.data_start) % size
+    last = min(stop + (file.data_start - stop) % size, file.nbytes)
+    return first, last
+
+
+def _copy(scratch: Array, window_start: int, copy: Copy, target: Array) -> None:
+    # The ellipsis makes a view also of a 0-dim target.
+    place = target[(*copy.place.slices(), ...)]
+    if not place.size:
+        return
+    # Data starts at a multiple of 4096 and windows at a block: items lie aligned in the scratch.
+    items = np.ndarray(
+        place.shape,
+        target.dtype,
+        buffer=scratch.data,
+        offset=copy.start - window_start,
+        strides=copy.strides,
+    )
+    np.copyto(place, items)

@@ -1,0 +1,134 @@
+"""Do ranks that hold the same box hold the same values?
+
+Each rank digests what it shares with others, for each set of holders one digest; the chair
+compares. Small tensors are digested whole, of large ones some blocks, or all if asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Literal
+
+import torch
+import xxhash
+
+from shardkeep.errors import ConflictError, name_ranks
+from shardkeep.layouts import Layout, MeshLayout, Part, Replicate
+from shardkeep.transfer.write import as_bytes
+
+CheckReplicas = Literal["sample", "all", "none"]
+Holders = tuple[int, ...]
+_WHOLE_NBYTES = 64 * 1024
+_SAMPLE_NBYTES = 4096
+_SAMPLES = 16
+
+
+def digest_replicas(
+    layouts: Mapping[str, Layout],
+    memory: Mapping[str, Sequence[torch.Tensor]],
+    me: int,
+    check: CheckReplicas,
+) -> dict[Holders, dict[str, int]]:
+    """For each set of ranks that share boxes with me: the digest of what we share, by key."""
+    found: dict[Holders, dict[str, int]] = {}
+    if check == "none":
+        return found
+    for key, layout in layouts.items():
+        for part in layout.parts_of(me):
+            holders = _holders(layout, part)
+            if len(holders) > 1:
+                view = memory[key][part.buffer][part.place.slices()]
+                found.setdefault(holders, {})[f"{key} {part.box}"] = _digest(view, check)
+    return found
+
+
+def _holders(layout: Layout, part: Part) -> Holders:
+    if isinstance(layout, MeshLayout):
+        replicated = tuple(isinstance(p, Replicate) for p in layout.placements)
+        if not any(replicated):
+            return (part.rank,)
+        return _mesh_holders(layout.mesh.shape, layout.mesh.ranks, replicated, part.rank)
+    return tuple(sorted(other.rank for other in layout.holders[part.box]))
+
+
+@lru_cache(maxsize=4096)
+def _mesh_holders(
+    shape: tuple[int, ...], ranks: tuple[int, ...], replicated: tuple[bool, ...], rank: int
+) -> Holders:
+    """The ranks whose coordinates differ from mine on replicated axes only."""
+    grid = torch.tensor(ranks).reshape(shape)
+    (mine,) = (grid == rank).nonzero().tolist()
+    place = [slice(None) if free else at for free, at in zip(replicated, mine, strict=True)]
+    return tuple(sorted(grid[tuple(place)].flatten().tolist()))
+
+
+def _digest(view: torch.Tensor, check: CheckReplicas) -> int:
+    if check == "all" or view.nbytes <= _WHOLE_NBYTES:
+        return _digest_whole(view)
+    return _digest_sample(view)
+
+
+def _digest_whole(view: torch.Tensor) -> int:
+    from shardkeep.plan import cut
+
+    hasher = xxhash.xxh3_64()
+    for box in cut(tuple(view.shape), max(1, (4 << 20) // view.itemsize)):
+        hasher.update(as_bytes(view[box.slices()]))
+    return hasher.intdigest()
+
+
+def _digest_sample(view: torch.Tensor) -> int:
+    """Blocks spread evenly over the cells, the first and the last among them."""
+    hasher = xxhash.xxh3_64()
+    count = _SAMPLE_NBYTES // view.itemsize
+    last = view.numel() - count
+    for sample in range(_SAMPLES):
+        hasher.update(as_bytes(_cells(view, last * sample // (_SAMPLES - 1), count)))
+    return hasher.intdigest()
+
+
+def _cells(view: torch.Tensor, start: int, count: int) -> torch.Tensor:
+    """`count` cells from the `start`-th in row-major order."""
+    if view.is_contiguous():
+        return view.view(-1)[start : start + count]
+    indices = torch.arange(start, start + count, device=view.device)
+    return view[torch.unravel_index(indices, view.shape)]
+
+
+def combine(shared: Mapping[Holders, Mapping[str, int]]) -> list[tuple[Holders, str]]:
+    """One digest for each set of holders."""
+    made: list[tuple[Holders, str]] = []
+    for holders, digests in shared.items():
+        hasher = xxhash.xxh3_128()
+        for key in sorted(digests):
+            hasher.update(f"{key}={digests[key]};".encode())
+        made.append((holders, hasher.hexdigest()))
+    return made
+
+
+def find_divergence(
+    reports: Mapping[int, Sequence[tuple[Holders, str]]],
+) -> tuple[int, int] | None:
+    """Two ranks that hold the same boxes with different values; None if there are none."""
+    first: dict[Holders, tuple[int, str]] = {}
+    for rank, shared in reports.items():
+        for holders, digest in shared:
+            other, expected = first.setdefault(tuple(holders), (rank, digest))
+            if digest != expected:
+                return other, rank
+    return None
+
+
+def divergence_error(
+    ranks: tuple[int, int], digests: Sequence[Mapping[str, int]]
+) -> ConflictError:
+    """The error that names what differs between two ranks."""
+    a, b = digests
+    keys = [key for key in a if key in b and a[key] != b[key]] or sorted(a.keys() ^ b.keys())
+    named = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+    return ConflictError(
+        f"{name_ranks(ranks)} hold the same boxes with different values: {named}. Replicas that "
+        "drifted apart would be saved as one of them; synchronise them, give what is meant to "
+        "differ a key of its own or per_rank(value), or pass check_replicas='none'"
+    )

@@ -1,0 +1,288 @@
+"""How does a load go, from a committed checkpoint to a state that is filled?
+
+Each rank reads what it wants by itself. At the end the ranks compare: they must have read the same
+checkpoint, and if one failed, all raise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from shardkeep.boxes import Box
+from shardkeep.errors import NotFoundError, RanksDisagreeError, name_ranks
+from shardkeep.manifest import Manifest, Node, TensorNode
+from shardkeep.state.building import build_sparse, build_state, tensor_numbers
+from shardkeep.state.dtypes import TORCH_DTYPES
+from shardkeep.state.keeping import PerRank
+from shardkeep.state.paths import Path, get_element, path_text, set_element
+from shardkeep.state.restoring import Fit, Shadow, Slot, fit_state, require_fit
+from shardkeep.storage import Storage
+from shardkeep.transfer.council import Council
+from shardkeep.transfer.filling import fill_slots
+from shardkeep.transfer.open_manifest import Headers, read_manifest
+from shardkeep.transfer.progress import Meter
+
+# A checkpoint that is replaced while it is read is read again, the new one.
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What a load did on this rank."""
+
+    save_id: str
+    loaded: Sequence[str]
+    missing: Sequence[str]
+    """In the state, not in the checkpoint."""
+    unexpected: Sequence[str]
+    """In the checkpoint, not in the state."""
+    cast: Sequence[str]
+    """Converted to the state's dtype."""
+    nbytes_read: int
+    seconds: float
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How to load."""
+
+    keys: Sequence[str] | None
+    strict: bool
+    cast: bool
+    verify: bool
+    threads: int
+    device: torch.device | None
+    meter: Meter
+
+
+class Opened:
+    """A checkpoint at one moment: its manifest, and its headers as they are needed."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.manifest: Manifest = read_manifest(storage)
+        self.headers = Headers(storage, self.manifest)
+
+    def own_values(self, rank: int) -> dict[str, Node]:
+        """The values that a rank saved as its own, as nodes."""
+        index = self.manifest.files.find(rank=rank, number=0)
+        if index is None:
+            return {}
+        return dict(self.headers[index].per_rank)
+
+    def own_value(self, key: str, rank: int) -> Any:
+        """What `rank` saved under `key` as its own."""
+        values = self.own_values(rank)
+        if key not in values:
+            raise NotFoundError(
+                f"{key!r} has a value of each rank's own, and rank {rank} saved none (the "
+                f"checkpoint is of {self.manifest.world} ranks); load it with strict=False, or "
+                "read another rank's with open(path).per_rank(key, rank)"
+            )
+        return build_state(values[key], _no_tensor, lambda _: None)
+
+
+def _no_tensor(number: int) -> torch.Tensor:
+    raise ValueError("values of a rank's own hold no tensors")
+
+
+OpenStorage = Callable[[], AbstractContextManager[Storage]]
+
+
+def restore(
+    open_storage: OpenStorage, into: Any, council: Council, options: LoadOptions
+) -> LoadReport:
+    """Fill `into` in place; the same outcome on all ranks."""
+    start = time.perf_counter()
+    try:
+        with open_storage() as storage:
+            report = _try_again(lambda: _restore(storage, into, council.me, options, start))
+        _compare(council, report.save_id)
+    except BaseException as error:
+        council.fail("load", error)
+        council.leave(done=False)
+        raise
+    council.leave(done=True)
+    return report
+
+
+def _try_again(act: Callable[[], Any]) -> Any:
+    """Repeat while the checkpoint is replaced under the reader's hands."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return act()
+        except _ReplacedError:
+            continue
+    return act()
+
+
+class _ReplacedError(Exception):
+    """A file is gone because another save has replaced the checkpoint."""
+
+
+def _restore(
+    storage: Storage, into: Any, me: int, options: LoadOptions, start: float
+) -> LoadReport:
+    opened = Opened(storage)
+    shadow = Shadow.of(into)
+    fit = fit_state(
+        opened.manifest,
+        shadow.tree,
+        me=me,
+        keys=options.keys,
+        cast=options.cast,
+        device=options.device,
+    )
+    require_fit(fit, strict=options.strict)
+    values = _own_values(opened, fit, shadow.tree, me, options.strict)
+    try:
+        nbytes = _fill(opened, fit.slots, options)
+        sparse = {p: _sparse(opened, node, options) for p, node in fit.sparse.items()}
+    except NotFoundError:
+        if read_manifest(storage).save_id != opened.manifest.save_id:
+            raise _ReplacedError from None
+        raise
+    _put_back(into, shadow, {**fit.replaced, **values, **sparse})
+    return LoadReport(
+        opened.manifest.save_id,
+        fit.loaded,
+        fit.missing,
+        fit.unexpected,
+        fit.cast,
+        nbytes,
+        time.perf_counter() - start,
+        opened.manifest.metadata,
+    )
+
+
+def _fill(opened: Opened, slots: Sequence[Slot], options: LoadOptions) -> int:
+    return fill_slots(
+        opened.storage,
+        opened.manifest,
+        opened.headers,
+        slots,
+        threads=options.threads,
+        verify=options.verify,
+        meter=options.meter,
+    )
+
+
+def _own_values(
+    opened: Opened, fit: Fit, tree: Any, me: int, strict: bool
+) -> dict[Path, Any]:
+    """This rank's own values by place; those that it does not have are missing."""
+    found: dict[Path, Any] = {}
+    for path, key in fit.per_rank.items():
+        try:
+            value = opened.own_value(key, me)
+        except NotFoundError:
+            if strict:
+                raise
+            fit.missing.append(path_text(path))
+            fit.loaded.remove(path_text(path))
+            continue
+        old = get_element(tree, path)
+        found[path] = PerRank(value) if isinstance(old, PerRank) else value
+    return found
+
+
+def _sparse(opened: Opened, node: Any, options: LoadOptions) -> torch.Tensor:
+    made = read_tensors(opened, tensor_numbers(node), options)
+    parts = {name: made[part.index] for name, part in node.parts if isinstance(part, TensorNode)}
+    return build_sparse(node, parts)
+
+
+def read_tensors(
+    opened: Opened, numbers: Sequence[int], options: LoadOptions
+) -> dict[int, torch.Tensor]:
+    """Whole tensors in fresh memory, by number."""
+    made: dict[int, torch.Tensor] = {}
+    slots: list[Slot] = []
+    for number in dict.fromkeys(numbers):
+        record = opened.manifest.tensors[number]
+        made[number] = torch.empty(
+            record.shape, dtype=TORCH_DTYPES[record.dtype], device=options.device
+        )
+        slots.append(Slot(record, Box.whole(record.shape), made[number]))
+    _fill(opened, slots, options)
+    return made
+
+
+def build(storage: Storage, me: int, options: LoadOptions) -> Any:
+    """The checkpoint as a plain state of its own."""
+
+    def attempt() -> Any:
+        opened = Opened(storage)
+        tree = _asked(opened.manifest.tree, options.keys)
+        try:
+            made = read_tensors(opened, tensor_numbers(tree), options)
+        except NotFoundError:
+            if read_manifest(storage).save_id != opened.manifest.save_id:
+                raise _ReplacedError from None
+            raise
+        return build_state(tree, made.__getitem__, lambda key: opened.own_value(key, me))
+
+    return _try_again(attempt)
+
+
+def _asked(tree: Node, keys: Sequence[str] | None) -> Node:
+    """The tree with only those leaves that were asked for."""
+    if keys is None:
+        return tree
+    from shardkeep.state.selecting import select
+
+    return select(tree, keys)
+
+
+def _put_back(into: Any, shadow: Shadow, news: Mapping[Path, Any]) -> None:
+    """Values and new tensors in their places, and live objects told of theirs."""
+    touched: dict[Path, bool] = {}
+    for path, value in news.items():
+        owner = shadow.owner(path)
+        if owner is None:
+            _set(into, path, value)
+        else:
+            _set(shadow.tree, path, value)
+            touched[owner] = touched.get(owner, False) or isinstance(value, torch.Tensor)
+    for path, live in shadow.objects.items():
+        tree = get_element(shadow.tree, path) if path else shadow.tree
+        if isinstance(live, torch.nn.Module):
+            # Parameters and buffers were filled where they are; only what had no memory is new.
+            if path in touched:
+                live.load_state_dict(tree, assign=touched[path])
+        else:
+            live.load_state_dict(tree)
+
+
+def _set(tree: Any, path: Path, value: Any) -> None:
+    old = get_element(tree, path)
+    if old is value or (type(old) is type(value) and not isinstance(old, torch.Tensor) and old == value):
+        return
+    set_element(tree, path, value)
+
+
+def _compare(council: Council, save_id: str) -> None:
+    """All ranks have read the same checkpoint."""
+    council.report("load", save_id.encode())
+    if council.me == council.chair:
+        notes = council.collect("load")
+        if len(set(notes.values())) > 1:
+            by_id: dict[bytes, list[int]] = {}
+            for rank, note in notes.items():
+                by_id.setdefault(note, []).append(rank)
+            said = "; ".join(f"{name_ranks(r)}: {n.decode()}" for n, r in by_id.items())
+            raise RanksDisagreeError(
+                f"ranks have read different saves ({said}): the checkpoint was replaced while it "
+                "was loaded, or the ranks do not share the storage; load again"
+            )
+        council.announce("load", b"ok")
+    council.hear("load")
+
+

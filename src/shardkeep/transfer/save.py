@@ -1,0 +1,398 @@
+"""How does a save go, from a rank's state to a committed checkpoint?
+
+plan: ranks compare views and the chair settles what differs. write: each rank writes its files.
+commit: the chair sees every file and puts the manifest in its place. Whoever fails in between,
+nothing is committed and everyone hears why.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from shardkeep.errors import ConflictError, RanksDisagreeError, name_ranks
+from shardkeep.layouts import Layout
+from shardkeep.manifest import (
+    FileRecord,
+    FileTable,
+    Manifest,
+    chunk_name,
+    decode_manifest,
+    encode_manifest,
+    file_name,
+    itemsize,
+    new_save_id,
+)
+from shardkeep.plan import digest_view
+from shardkeep.plan.assign import Tensor, plan_divisions
+from shardkeep.plan.divide import Chunk, Division
+from shardkeep.plan.grids import GridTable, tensor_records
+from shardkeep.plan.settle import SaveView, Settlement, settle
+from shardkeep.state.keeping import KeptState
+from shardkeep.storage import Storage
+from shardkeep.transfer.agreement import (
+    Agreement,
+    decode_agreement,
+    encode_agreement,
+    make_agreement,
+)
+from shardkeep.transfer.commit import (
+    MANIFEST,
+    commit,
+    committed_manifest,
+    remove_files,
+    require_visible,
+)
+from shardkeep.transfer.council import Council
+from shardkeep.transfer.progress import Meter
+from shardkeep.transfer.replicas import (
+    CheckReplicas,
+    combine,
+    digest_replicas,
+    divergence_error,
+    find_divergence,
+)
+from shardkeep.transfer.view_codec import decode_save_view, encode_save_view
+from shardkeep.transfer.write import Job, OutChunk, write_files
+
+# Below this, a second file costs more than a second thread gains.
+_MIN_NBYTES_FOR_FILES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOptions:
+    """How to save; the same on all ranks."""
+
+    overwrite: bool
+    threads: int
+    check_replicas: CheckReplicas
+    metadata: Mapping[str, Any]
+    meter: Meter
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds spent in each phase."""
+
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    @contextmanager
+    def phase(self, name: str) -> Generator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOutcome:
+    """What one rank did in a save that was committed."""
+
+    location: str
+    save_id: str
+    files: tuple[FileRecord, ...]
+    total_nbytes: int
+    """Of the files of all ranks."""
+    seconds: Mapping[str, float]
+
+    @property
+    def nbytes(self) -> int:
+        """Of this rank's own files."""
+        return sum(record.nbytes for record in self.files)
+
+
+class _Report(msgspec.Struct):
+    """What a rank tells the chair first."""
+
+    digest: str
+    nbytes: int
+    """Of its memory: how much there is to write, roughly."""
+    options: str
+    """What must be the same on all ranks, as text."""
+
+
+class _Wrote(msgspec.Struct):
+    """What a rank tells the chair when its files are durable."""
+
+    files: list[tuple[int, int, int, int]]
+    replicas: list[tuple[tuple[int, ...], str]]
+    host: str
+
+
+class _Outcome(msgspec.Struct):
+    """What the chair tells all at the end."""
+
+    total_nbytes: int
+    explain: list[int]
+    """Ranks that must say in detail what they hold; empty once committed."""
+
+
+def run_save(
+    prepare: Callable[[], tuple[KeptState, Storage]],
+    council: Council,
+    options: SaveOptions,
+    timings: Timings,
+) -> SaveOutcome:
+    """Save and commit; on return every rank knows that the checkpoint stands.
+
+    `prepare` gives what to save and where; if it fails on one rank, all hear it.
+    """
+    return _Save(prepare, council, options, timings).run()
+
+
+class _Save:
+    """One rank's part in one save. On the chair, also what the chair does."""
+
+    def __init__(
+        self,
+        prepare: Callable[[], tuple[KeptState, Storage]],
+        council: Council,
+        options: SaveOptions,
+        timings: Timings,
+    ) -> None:
+        self.prepare = prepare
+        self.council = council
+        self.options = options
+        self.timings = timings
+        self.is_chair = council.me == council.chair
+        self.phase = "plan"
+        self.written: tuple[str, list[FileRecord]] | None = None
+
+    def run(self) -> SaveOutcome:
+        try:
+            agreement = self._enter("plan", self._agree)
+            layouts = agreement.layouts(self.view, self.digest)
+            records = self._enter("write", lambda: self._write(agreement, layouts))
+            outcome = self._enter("commit", lambda: self._finish(agreement, layouts, records))
+        except BaseException as error:
+            self.council.fail(f"save ({self.phase})", error)
+            self._remove_own()
+            self.council.leave(done=False)
+            raise
+        self.council.leave(done=True)
+        return outcome
+
+    def _enter(self, phase: str, act: Callable[[], Any]) -> Any:
+        self.phase = phase
+        with self.timings.phase(phase):
+            return act()
+
+    def _remove_own(self) -> None:
+        if self.written is not None:
+            save_id, records = self.written
+            remove_files(self.storage, [file_name(save_id, r.rank, r.number) for r in records])
+
+    # Planning
+
+    def _agree(self) -> Agreement:
+        self.kept, self.storage = self.prepare()
+        kept = self.kept
+        self.view = SaveView(kept.tree, kept.entries, tuple(sorted(kept.per_rank)))
+        body = encode_save_view(self.view)
+        self.digest = digest_view(body).hex()
+        report = _Report(self.digest, kept.nbytes, self._common_options())
+        self.council.report("plan", msgspec.json.encode(report))
+        if self.is_chair:
+            self._chair_plan()
+        wanted: list[int] = msgspec.json.decode(self.council.hear("plan"), type=list[int])
+        if self.council.me in wanted:
+            self.council.report("views", body)
+        if self.is_chair:
+            self._chair_settle(wanted)
+        return decode_agreement(self.council.hear("agree"))
+
+    def _common_options(self) -> str:
+        options = self.options
+        return repr((self.storage.location, options.overwrite, options.check_replicas))
+
+    def _chair_plan(self) -> None:
+        self.replaced = committed_manifest(self.storage)
+        if self.replaced is not None and not self.options.overwrite:
+            raise ConflictError(
+                f"{self.storage.location} holds a checkpoint already; save to another path, or "
+                "pass overwrite=True to replace it"
+            )
+        notes = self.council.collect("plan")
+        self.reports = {r: msgspec.json.decode(note, type=_Report) for r, note in notes.items()}
+        self._require_same_options()
+        self.ranks_of: dict[str, list[int]] = {}
+        for rank, report in self.reports.items():
+            self.ranks_of.setdefault(report.digest, []).append(rank)
+        several = len(self.ranks_of) > 1
+        wanted = [ranks[0] for ranks in self.ranks_of.values()] if several else []
+        self.council.announce("plan", msgspec.json.encode(wanted))
+
+    def _require_same_options(self) -> None:
+        said: dict[str, list[int]] = {}
+        for rank, report in self.reports.items():
+            said.setdefault(report.options, []).append(rank)
+        if len(said) > 1:
+            lines = "; ".join(f"{name_ranks(ranks)}: {text}" for text, ranks in said.items())
+            raise RanksDisagreeError(f"ranks save to different places or in other ways: {lines}")
+
+    def _chair_settle(self, wanted: Sequence[int]) -> None:
+        views = {self.digest: self.view}
+        if wanted:
+            bodies = self.council.collect("views", wanted)
+            for rank, body in bodies.items():
+                views[self.reports[rank].digest] = decode_save_view(body)
+        ranks = list(self.ranks_of.values())
+        self.settlement: Settlement = settle(
+            [(views[digest], who) for digest, who in self.ranks_of.items()]
+        )
+        largest = max(report.nbytes for report in self.reports.values())
+        file_count = self.options.threads if largest >= _MIN_NBYTES_FOR_FILES else 1
+        agreement = make_agreement(
+            new_save_id(), file_count, list(self.ranks_of), ranks, self.settlement
+        )
+        self.council.announce("agree", encode_agreement(agreement))
+
+    # Writing
+
+    def _write(self, agreement: Agreement, layouts: Mapping[str, Layout]) -> list[FileRecord]:
+        divisions = _divisions(self.kept, layouts, agreement, self.digest)
+        me = self.council.me
+        chunks = [
+            self._out_chunk(key, chunk)
+            for key, division in divisions.items()
+            for chunk in division.chunks_of(me)
+        ]
+        job = Job(agreement.save_id, me, chunks, self.kept.per_rank)
+        self.options.meter.expect(sum(chunk.memory.nbytes for chunk in chunks))
+        records = write_files(self.storage, job, self.options.meter)
+        self.written = agreement.save_id, records
+        self.storage.sync()
+        return records
+
+    def _out_chunk(self, key: str, chunk: Chunk) -> OutChunk:
+        entry, memory = self.kept.entries[key], self.kept.memory[key][chunk.buffer]
+        if chunk.place.shape != memory.shape:
+            memory = memory[chunk.place.slices()]
+        return OutChunk(
+            chunk_name(key, chunk.box, entry.shape), entry.dtype, memory, chunk.number
+        )
+
+    # Committing
+
+    def _finish(
+        self, agreement: Agreement, layouts: Mapping[str, Layout], records: list[FileRecord]
+    ) -> SaveOutcome:
+        shared = digest_replicas(
+            layouts, self.kept.memory, self.council.me, self.options.check_replicas
+        )
+        wrote = _Wrote(
+            [(r.number, r.nbytes, r.header_nbytes, r.header_digest) for r in records],
+            combine(shared),
+            socket.gethostname(),
+        )
+        self.council.report("write", msgspec.json.encode(wrote))
+        if self.is_chair:
+            self._chair_commit(agreement)
+        outcome = msgspec.json.decode(self.council.hear("write"), type=_Outcome)
+        if outcome.explain:
+            self._explain(outcome.explain, shared)
+        return SaveOutcome(
+            self.storage.location,
+            agreement.save_id,
+            tuple(records),
+            outcome.total_nbytes,
+            self.timings.seconds,
+        )
+
+    def _chair_commit(self, agreement: Agreement) -> None:
+        notes = self.council.collect("write")
+        wrote = {rank: msgspec.json.decode(note, type=_Wrote) for rank, note in notes.items()}
+        differ = find_divergence({rank: one.replicas for rank, one in wrote.items()})
+        if differ is not None:
+            self.council.announce("write", msgspec.json.encode(_Outcome(0, list(differ))))
+            return
+        records = sorted(
+            (FileRecord(rank, *file) for rank, one in wrote.items() for file in one.files),
+            key=lambda record: (record.number, record.rank),
+        )
+        hosts = {rank: one.host for rank, one in wrote.items()}
+        require_visible(self.storage, agreement.save_id, records, hosts, self.council.me)
+        manifest = self._manifest(agreement, records)
+        commit(self.storage, encode_manifest(manifest), self.replaced)
+        # The checkpoint stands: from here on nothing may make the save fail.
+        self.written = None
+        self._remove_replaced()
+        total = sum(record.nbytes for record in records)
+        self.council.announce("write", msgspec.json.encode(_Outcome(total, [])))
+
+    def _manifest(self, agreement: Agreement, records: Sequence[FileRecord]) -> Manifest:
+        settlement = self.settlement
+        index = {(record.rank, record.number): at for at, record in enumerate(records)}
+        table = GridTable(index)
+        divisions = plan_divisions(
+            _tensors(settlement.entries, settlement.layouts), file_count=agreement.file_count
+        )
+        tensors = tensor_records(settlement.entries, divisions, table)
+        return Manifest(
+            save_id=agreement.save_id,
+            world=len(self.council.ranks),
+            tree=settlement.tree,
+            tensors=tensors,
+            grids=tuple(table.grids),
+            files=FileTable.of(records),
+            per_rank=settlement.per_rank,
+            metadata=dict(self.options.metadata),
+        )
+
+    def _remove_replaced(self) -> None:
+        if self.replaced is None:
+            return
+        try:
+            old = decode_manifest(self.replaced, where=MANIFEST)
+        except ValueError:
+            # What was replaced was damaged: its files cannot be told, prune finds them.
+            return
+        names = [file_name(old.save_id, file.rank, file.number) for file in old.files]
+        remove_files(self.storage, names)
+
+    def _explain(
+        self, ranks: Sequence[int], shared: Mapping[tuple[int, ...], Mapping[str, int]]
+    ) -> None:
+        """Find out what differs between two ranks; ends in an error on all."""
+        if self.council.me in ranks:
+            mine = {key: value for digests in shared.values() for key, value in digests.items()}
+            self.council.report("explain", msgspec.json.encode(mine))
+        if self.is_chair:
+            notes = self.council.collect("explain", ranks)
+            a, b = ranks
+            details = [msgspec.json.decode(notes[rank], type=dict[str, int]) for rank in (a, b)]
+            raise divergence_error((a, b), details)
+        # The chair fails, and this is where the others hear it.
+        self.council.hear("explain")
+
+
+def _tensors(
+    entries: Mapping[str, Any], layouts: Mapping[str, Layout]
+) -> dict[str, Tensor]:
+    return {key: Tensor(layout, itemsize(entries[key].dtype)) for key, layout in layouts.items()}
+
+
+_divided: dict[tuple[str, int, tuple[int, ...]], dict[str, Division]] = {}
+_MAX_DIVIDED = 8
+
+
+def _divisions(
+    kept: KeptState, layouts: Mapping[str, Layout], agreement: Agreement, digest: str
+) -> dict[str, Division]:
+    """The plan, taken from the last save with the same view if all ranks share one."""
+    key = (digest, agreement.file_count, tuple(agreement.ranks[0]))
+    if agreement.is_plain and key in _divided:
+        return _divided[key]
+    made = plan_divisions(_tensors(kept.entries, layouts), file_count=agreement.file_count)
+    if agreement.is_plain:
+        while len(_divided) >= _MAX_DIVIDED:
+            _divided.pop(next(iter(_divided)), None)
+        _divided[key] = made
+    return made

@@ -1,0 +1,193 @@
+"""How do chunks get from tensor memory into data files, hashed while they are in the cache?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import xxhash
+
+from shardkeep.manifest import FileRecord, Node, file_name, header_digest, plan_header, storage_entry
+from shardkeep.plan import cut
+from shardkeep.transfer.progress import Meter
+
+BLOCK_NBYTES = 256 * 1024
+_STEP_NBYTES = 1024 * 1024
+_SMALL_NBYTES = 64 * 1024
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Sink(Protocol):
+    """A file that is being written."""
+
+    def write(self, offset: int, buffers: Sequence[Any], /) -> None: ...
+    def finish(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Target(Protocol):
+    """What is used of a storage."""
+
+    def create(self, key: str, /) -> Sink: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OutChunk:
+    """A chunk to write: its name in the file, what it is, and the memory that holds it."""
+
+    name: str
+    dtype: str
+    memory: torch.Tensor
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that one rank writes in one save."""
+
+    save_id: str
+    rank: int
+    chunks: Sequence[OutChunk]
+    per_rank: Mapping[str, Node]
+
+
+def write_files(target: Target, job: Job, meter: Meter) -> list[FileRecord]:
+    """Write the rank's files, one thread each; the records that go into the manifest.
+
+    If one fails, what was written of all is removed.
+    """
+    numbers = sorted({chunk.number for chunk in job.chunks} | ({0} if job.per_rank else set()))
+    sinks = {number: target.create(file_name(job.save_id, job.rank, number)) for number in numbers}
+    try:
+        with ThreadPoolExecutor(max(1, len(numbers)), "shardkeep-write") as pool:
+            acts = [pool.submit(_write_file, sinks[n], job, n, meter) for n in numbers]
+            return [act.result() for act in acts]
+    except BaseException:
+        for sink in sinks.values():
+            sink.abort()
+        raise
+
+
+def _write_file(sink: Sink, job: Job, number: int, meter: Meter) -> FileRecord:
+    # Falling item size keeps every entry aligned, without holes between them.
+    chunks = sorted(
+        (chunk for chunk in job.chunks if chunk.number == number),
+        key=lambda chunk: -chunk.memory.itemsize,
+    )
+    entries = [
+        (chunk.name, *storage_entry(chunk.dtype, tuple(chunk.memory.shape)), chunk.memory.nbytes)
+        for chunk in chunks
+    ]
+    data_nbytes = sum(chunk.memory.nbytes for chunk in chunks)
+    header = plan_header(
+        entries,
+        save_id=job.save_id,
+        rank=job.rank,
+        number=number,
+        block_nbytes=BLOCK_NBYTES,
+        data_nbytes=data_nbytes,
+        per_rank=job.per_rank if number == 0 else {},
+    )
+    writer = _BlockWriter(sink, header.header_nbytes, meter)
+    for piece in _packed(chunks):
+        writer.write(piece)
+    head = header.encode(writer.close())
+    sink.write(0, [head])
+    sink.finish()
+    return FileRecord(
+        job.rank,
+        number,
+        header.header_nbytes + data_nbytes,
+        header.header_nbytes,
+        header_digest(head),
+    )
+
+
+def _packed(chunks: Sequence[OutChunk]) -> Iterator[Array]:
+    """The chunks' bytes in order; small ones joined, so that each write is worth its call."""
+    room = np.empty(_STEP_NBYTES, np.uint8)
+    used = 0
+    for chunk in chunks:
+        nbytes = chunk.memory.nbytes
+        if used and (nbytes > _SMALL_NBYTES or used + nbytes > _STEP_NBYTES):
+            yield room[:used]
+            used = 0
+        if nbytes > _SMALL_NBYTES:
+            yield from _pieces(chunk.memory)
+        elif nbytes:
+            room[used : used + nbytes] = as_bytes(chunk.memory)
+            used += nbytes
+    if used:
+        yield room[:used]
+
+
+def _pieces(memory: torch.Tensor) -> Iterator[Array]:
+    """A large chunk: its own memory if it lies in one piece, else copies of bounded size."""
+    if memory.is_contiguous() and memory.device.type == "cpu" and not _is_lazy(memory):
+        yield as_bytes(memory)
+        return
+    for box in cut(tuple(memory.shape), max(1, 4 * _STEP_NBYTES // memory.itemsize)):
+        yield as_bytes(memory[box.slices()])
+
+
+def _is_lazy(memory: torch.Tensor) -> bool:
+    return memory.is_conj() or memory.is_neg()
+
+
+def as_bytes(memory: torch.Tensor) -> Array:
+    """The tensor's bytes in row-major order, shared with it where they lie so."""
+    plain = memory.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return plain.view(-1).view(torch.uint8).numpy()
+
+
+class _BlockWriter:
+    """Writes bytes one after the other and keeps the digest of each block."""
+
+    def __init__(self, sink: Sink, offset: int, meter: Meter) -> None:
+        self._sink = sink
+        self._offset = offset
+        self._meter = meter
+        self._digests: list[int] = []
+        self._open = xxhash.xxh3_64()
+        self._room = BLOCK_NBYTES
+
+    def write(self, data: Array) -> None:
+        for at in range(0, len(data), _STEP_NBYTES):
+            step = data[at : at + _STEP_NBYTES]
+            self._hash(step)
+            self._sink.write(self._offset, [step])
+            self._offset += len(step)
+            self._meter.add(len(step))
+
+    def _hash(self, data: Array) -> None:
+        at = 0
+        while at < len(data):
+            if self._room == BLOCK_NBYTES and len(data) - at >= BLOCK_NBYTES:
+                block = data[at : at + BLOCK_NBYTES]
+                self._digests.append(xxhash.xxh3_64_intdigest(block))
+                at += BLOCK_NBYTES
+            else:
+                at += self._fill(data[at : at + self._room])
+
+    def _fill(self, data: Array) -> int:
+        """Add to the block that is open, and close it when it is full."""
+        self._open.update(data)
+        self._room -= len(data)
+        if not self._room:
+            self._close_block()
+        return len(data)
+
+    def _close_block(self) -> None:
+        self._digests.append(self._open.intdigest())
+        self._open.reset()
+        self._room = BLOCK_NBYTES
+
+    def close(self) -> list[int]:
+        """The digests of all blocks; the last may be short."""
+        if self._room < BLOCK_NBYTES:
+            self._close_block()
+        return self._digests

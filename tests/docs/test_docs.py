@@ -1,0 +1,173 @@
+"""What the pages show is what happens: every example is run, and what it prints compared."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import shardkeep
+from shardkeep.sharded import functions
+from tests.distributed.pool import Pool
+from tests.docs.blocks import PAGES, ROOT, Block, Way, blocks_of, run_block, run_on_rank
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+
+
+def page_blocks(page: str, way: Way) -> list[Block]:
+    return [block for block in blocks_of((ROOT / page).read_text()) if block.way == way]
+
+
+def pages_with(way: Way) -> list[str]:
+    return [page for page in PAGES if page_blocks(page, way)]
+
+
+def assert_prints(page: str, block: Block, printed: str) -> None:
+    where = f"{page}:{block.line}"
+    assert stripped(printed) == stripped(block.shown), f"{where} prints\n{printed}"
+
+
+def stripped(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+@pytest.fixture
+def own_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a page registers ends with it."""
+    for table in ("_user_ops", "_spec_ops"):
+        monkeypatch.setattr(functions, table, dict(getattr(functions, table)))
+
+
+@pytest.fixture(scope="module")
+def pool4() -> Iterator[Pool]:
+    pool = Pool(4, call_seconds=180)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.usefixtures("own_ops")
+@pytest.mark.parametrize("page", pages_with("here"))
+def test_a_page_runs_in_one_process_without_a_group(page):
+    assert not dist.is_initialized()
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in page_blocks(page, "here"):
+        assert_prints(page, block, run_block(page, block.line, block.code, names))
+
+
+@pytest.mark.distributed
+@pytest.mark.xdist_group("distributed")
+@pytest.mark.parametrize("page", pages_with("ranks"))
+def test_a_page_runs_on_four_ranks_and_rank_0_prints_what_it_shows(pool4, page):
+    blocks = page_blocks(page, "ranks")
+    calls = [(block.line, block.code) for block in blocks]
+    printed = pool4.run(run_on_rank, page=page, blocks=calls)[0]
+    for block, text in zip(blocks, printed, strict=True):
+        assert_prints(page, block, text)
+
+
+@pytest.mark.distributed
+@pytest.mark.xdist_group("distributed")
+@pytest.mark.parametrize("page", pages_with("torchrun"))
+def test_a_script_of_a_page_runs_under_torchrun(tmp_path, page):
+    for block in page_blocks(page, "torchrun"):
+        script = tmp_path / "script.py"
+        script.write_text(block.code)
+        assert_prints(page, block, run_torchrun(script))
+
+
+def run_torchrun(script: Path) -> str:
+    done = subprocess.run([*TORCHRUN, str(script)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.distributed
+@pytest.mark.xdist_group("distributed")
+def test_the_demo_matches_and_its_picture_is_up_to_date():
+    printed = run_torchrun(ROOT / "examples" / "reshard_demo.py")
+
+    assert re.fullmatch(r"All [\d,]+ values .* matched\.", printed.splitlines()[-2])
+    assert all(len(line) <= 80 for line in printed.splitlines())
+    # Written anew by: torchrun --standalone --nproc-per-node 4 docs/draw_demo.py
+    assert letters(printed) in letters(text_of_svg(ROOT / "docs" / "demo.svg"))
+
+
+def text_of_svg(path: Path) -> str:
+    from xml.etree import ElementTree
+
+    texts = ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")
+    return "".join(text.text or "" for text in texts)
+
+
+def letters(text: str) -> str:
+    """The text without its white space."""
+    return "".join(text.split())
+
+
+def test_every_public_name_is_in_the_docs():
+    text = "\n".join((ROOT / page).read_text() for page in PAGES)
+    missing = [name for name in vars(shardkeep)["__all__"] if not re.search(rf"\b{name}\b", text)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_of_a_page_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / page).read_text())
+    for target in (link for link in links if "://" not in link):
+        path, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        assert file.exists(), f"{page} links to {target}"
+        assert not anchor or anchor in anchors(file), f"{page} links to {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+PAGE = """\
+```python
+a = 1
+print(a)
+```
+
+```text
+1
+```
+
+```python ranks=4
+print(a + 1)
+```
+Some prose.
+```text
+not what it prints
+```
+"""
+
+
+def test_blocks_come_with_their_line_and_what_they_print():
+    assert blocks_of(PAGE) == [
+        Block("here", 2, "a = 1\nprint(a)\n", "1\n"),
+        Block("ranks", 11, "print(a + 1)\n"),
+    ]
+
+
+def test_an_unknown_way_to_run_a_block_is_an_error():
+    with pytest.raises(KeyError, match="python ranks=3"):
+        blocks_of("```python ranks=3\n```\n")
+
+
+def test_a_page_that_shows_something_else_fails():
+    block = Block("here", 1, "print(1)", "2\n")
+    with pytest.raises(AssertionError, match=r"README.md:1 prints\n1"):
+        assert_prints("README.md", block, run_block("README.md", 1, block.code, {}))
+
+
+def test_an_error_names_the_line_of_the_page():
+    with pytest.raises(ZeroDivisionError, match="division") as caught:
+        run_block("README.md", 3, "a = 1\na / 0\n", {})
+    assert caught.traceback[-1].lineno + 1 == 4
