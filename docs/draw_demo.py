@@ -1,6 +1,6 @@
 """How does docs/demo.svg come to be? It is what the demo prints, as a picture.
 
-torchrun --standalone --nproc-per-node 4 docs/draw_demo.py
+Run `.venv/bin/torchrun --standalone --nproc-per-node 4 docs/draw_demo.py` after a change to it.
 """
 
 import io
@@ -48,7 +48,11 @@ def main() -> int:
     failed = reshard_demo.main(console)
     if os.environ["RANK"] == "0" and not failed:
         svg = console.export_svg(
-            title="make demo", theme=SVG_EXPORT_THEME, code_format=TEMPLATE, unique_id="demo"
+            title="make demo",
+            theme=SVG_EXPORT_THEME,
+            code_format=TEMPLATE,
+            font_aspect_ratio=0.602,  # of most monospaced fonts
+            unique_id="demo",
         )
         (HERE / "demo.svg").write_text(svg.replace("><", ">\n<"))
     return failed

@@ -151,6 +151,7 @@ class Page:
 
     def __init__(self, console: Console | None) -> None:
         self.console = console
+        self.is_blank = True
 
     def line(self, text: str, style: str = "") -> None:
         self._print(Text(text, style))
@@ -189,9 +190,12 @@ class Page:
         return Table(*columns, box=None, padding=(0, 3, 0, 0), header_style="italic")
 
     def _print(self, what: Text | Table) -> None:
-        if self.console is not None:
-            self.console.print(what)
+        if self.console is None:
+            return
+        if not self.is_blank:
             self.console.print()
+        self.console.print(what)
+        self.is_blank = False
 
 
 def colored(picture: str) -> Text:

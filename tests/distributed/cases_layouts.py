@@ -10,8 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from shardkeep.boxes import Box
-from shardkeep.layouts import Layout
+from shardkeep import Box, Layout
 from tests.distributed.tensors import assert_same, distinct
 
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from shardkeep.state import broadcast_state_dict, distribute_state_dict, gather_state_dict
+from shardkeep import broadcast_state_dict, distribute_state_dict, gather_state_dict
 from tests.distributed.tensors import assert_same
 
 State = dict[str, Any]
@@ -193,3 +193,47 @@ def a_meta_model_takes_the_broadcast_state(
     for key, leaf in model.state_dict().items():
         whole = leaf.full_tensor() if isinstance(leaf, DTensor) else leaf
         assert_same(whole.detach(), expected[key])
+
+
+def optimizer_state_comes_and_goes(
+    rank: int, world: int, *, way: str, width: int, hidden: int
+) -> None:
+    """Adam's own state dict: int keys, lists, tuples of floats, 0-dim steps, sharded moments."""
+    state = _adam_state(way, world, width, hidden, steps=2)
+
+    whole = gather_state_dict(state, ranks_only=(1,))
+    assert bool(whole) == (rank == 1)
+    fresh = _adam_state(way, world, width, hidden, steps=1)
+    broadcast_state_dict(whole, fresh, src=1)
+
+    assert fresh["param_groups"] == state["param_groups"]
+    assert isinstance(fresh["param_groups"][0]["betas"], tuple)
+    moments = 0
+    for number, entry in state["state"].items():
+        for name, leaf in entry.items():
+            found = fresh["state"][number][name]
+            if isinstance(leaf, DTensor):
+                moments += 1
+                assert_same(found.to_local(), leaf.to_local())
+            else:
+                assert_same(found, leaf)
+            if rank == 1:
+                full = leaf.full_tensor() if isinstance(leaf, DTensor) else leaf
+                assert_same(whole["state"][number][name], full)
+            elif isinstance(leaf, DTensor):
+                leaf.full_tensor()
+    assert moments > 10
+
+
+def _adam_state(way: str, world: int, width: int, hidden: int, *, steps: int) -> State:
+    torch.manual_seed(0)
+    model = Model(width, hidden)
+    WAYS[way](model, world)
+    optimizer = torch.optim.Adam(
+        model.parameters(), lr=0.1 * steps, betas=(0.5, 0.9), foreach=False
+    )
+    for _ in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = parameter.detach() * 0.5
+        optimizer.step()
+    return optimizer.state_dict()

@@ -1,4 +1,4 @@
-"""Remote shards through torch RPC. Starting RPC changes a process: these need ranks of their own."""
+"""Remote shards through torch RPC, which changes a process: these need ranks of their own."""
 
 from __future__ import annotations
 
@@ -9,14 +9,8 @@ import pytest
 import torch
 import torch.distributed.rpc as rpc
 
-from shardkeep.boxes import Box
-from shardkeep.sharded import (
-    ChunkShardingSpec,
-    Shard,
-    ShardedTensor,
-    init_from_local_shards,
-    zeros,
-)
+from shardkeep import Box, ChunkShardingSpec, Shard, ShardedTensor, init_from_local_shards
+from shardkeep.sharded import zeros
 from tests.distributed.tensors import assert_group_works, assert_same, chunks, distinct
 
 

@@ -13,17 +13,17 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from shardkeep.boxes import Box
-from shardkeep.errors import RankFailedError, RankInputError, RanksDisagreeError
-from shardkeep.sharded import (
+from shardkeep import (
+    Box,
+    RankFailedError,
+    RankInputError,
+    RanksDisagreeError,
     Shard as LocalShard,
     ShardedTensor,
     ShardedTensorMetadata,
     ShardMetadata,
-    TensorProperties,
-)
-from shardkeep.state import (
     Stager,
+    TensorProperties,
     broadcast_state_dict,
     check_state_dict_similarity,
     copy_state_dict,
@@ -284,14 +284,13 @@ def b12_one_ranks_state_is_wrong(rank: int, world: int) -> None:
     with pytest.raises(RankFailedError, match=r"(?s)failed on rank 1\n  rank 1: .*'note'"):
         broadcast_state_dict({"note": object()}, {"w": blank(good["w"])}, src=1)
     assert_group_works()
-    narrow = placed(distinct((8, 3)), mesh, Shard(0))
-    with pytest.raises(RankInputError, match=r"(?s)rank 2: .*'w'.*\(8, 3\).*\(8, 2\)"):
-        broadcast_state_dict(
-            {"w": distinct((8, 2))}, {"w": narrow if rank == 2 else blank(good["w"])}
-        )
+    wide = placed(distinct((8, 3)), mesh, Shard(0))
+    local = {"w": wide if rank == 2 else blank(good["w"])}
+    with pytest.raises(RankInputError, match=r"rank 2: .*'w'.*\(8, 3\).*\(8, 2\)"):
+        broadcast_state_dict({"w": distinct((8, 2))}, local)
     assert_group_works()
     with pytest.raises(ValueError, match=r"(?s)rank 0: src=0.*rank 3: src=1"):
-        broadcast_state_dict(good, {"w": blank(good["w"])}, src=1 if rank == 3 else 0)
+        broadcast_state_dict({"w": distinct((8, 2))}, local, src=1 if rank == 3 else 0)
     assert_group_works()
 
 
@@ -419,10 +418,11 @@ def broadcast_fills_what_is_there(rank: int, world: int) -> None:
     """Same objects, own dtype, any container."""
     mesh = init_device_mesh("cpu", (world,))
     values = torch.arange(10.0).reshape(5, 2)
-    full = {
+    full: dict[Any, Any] = {
         "model": OrderedDict(w=values, b=values * 2),
         "list": [values * 3, 7, "x"],
         "pair": (values * 4, values * 5),
+        "betas": (0.5, 0.25),
         1: {"int key": torch.tensor(8.5)},
     }
     local: dict[Any, Any] = {
@@ -432,6 +432,7 @@ def broadcast_fills_what_is_there(rank: int, world: int) -> None:
         ),
         "list": [torch.zeros(5, 2, dtype=torch.float64), 0, None],
         "pair": (torch.zeros(5, 2), placed(torch.zeros(5, 2), mesh, Shard(1))),
+        "betas": (0.0, 0.0),
         1: {"int key": torch.tensor(0.0)},
     }
     before = [local["model"]["w"], local["model"]["b"], local["list"][0], *local["pair"]]
@@ -444,6 +445,7 @@ def broadcast_fills_what_is_there(rank: int, world: int) -> None:
     assert_holds(local["model"]["b"], values * 2)
     assert_same(local["list"][0], (values * 3).double())
     assert local["list"][1:] == [7, "x"]
+    assert local["betas"] == (0.5, 0.25)
     assert_same(local["pair"][0], values * 4)
     assert_same(local["pair"][1].full_tensor(), values * 5)
     assert_same(local[1]["int key"], torch.tensor(8.5))
@@ -452,9 +454,16 @@ def broadcast_fills_what_is_there(rank: int, world: int) -> None:
 def distribute_fills_what_is_there(rank: int, world: int) -> None:
     mesh = init_device_mesh("cpu", (world,))
     values = torch.arange(10.0).reshape(5, 2)
-    full = {"pair": (values * 4, values * 5), "step": 3, "unknown": 4, "scalar": torch.tensor(1.5)}
+    full: dict[str, Any] = {
+        "pair": (values * 4, values * 5),
+        "betas": (0.5, 0.25),
+        "step": 3,
+        "unknown": 4,
+        "scalar": torch.tensor(1.5),
+    }
     local: dict[str, Any] = {
         "pair": (torch.zeros(5, 2), placed(torch.zeros(5, 2), mesh, Shard(1))),
+        "betas": (0.0, 0.0),
         "step": 0,
         "scalar": torch.tensor(0.0),
         "mine": 1,
@@ -467,7 +476,7 @@ def distribute_fills_what_is_there(rank: int, world: int) -> None:
     assert_same(local["pair"][0], values * 4)
     assert_same(local["pair"][1].full_tensor(), values * 5)
     assert_same(local["scalar"], torch.tensor(1.5))
-    assert (local["step"], local["mine"]) == (3, 1)
+    assert (local["step"], local["mine"], local["betas"]) == (3, 1, (0.5, 0.25))
     assert "unknown" not in local
 
 

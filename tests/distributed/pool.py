@@ -5,6 +5,7 @@ over one loopback socket for each rank. The socket is the lifeline, too: a worke
 end exits, so that no worker outlives the tests.
 """
 
+import contextlib
 import json
 import os
 import secrets
@@ -29,6 +30,21 @@ GRACE_SECONDS = 5.0
 
 class RanksFailed(AssertionError):  # noqa: N818
     """Some rank failed, died or did not answer; the message has what each of them said."""
+
+
+class Deadline:
+    """When to stop waiting."""
+
+    def __init__(self, seconds: float) -> None:
+        self._at = time.monotonic() + seconds
+
+    @property
+    def seconds_left(self) -> float:
+        return self._at - time.monotonic()
+
+    def bring_forward(self, seconds: float) -> None:
+        """Wait this long at most from now on."""
+        self._at = min(self._at, time.monotonic() + seconds)
 
 
 @dataclass
@@ -93,14 +109,14 @@ class Pool:
     def _collect(self, kind: str) -> dict[int, dict[str, Any]]:
         """Answers by rank; some are missing when time is up or a rank failed."""
         answers: dict[int, dict[str, Any]] = {}
-        deadline = time.monotonic() + self.call_seconds
-        for line, message in _messages(self.lines, lambda: deadline):
+        deadline = Deadline(self.call_seconds)
+        for line, message in _messages(self.lines, deadline):
             if message is None:
                 answers[line.rank] = {"error": "the process is gone\n" + self._log_tail()}
             elif message["kind"] == kind:
                 answers[line.rank] = message
             if "error" in answers.get(line.rank, ()):
-                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+                deadline.bring_forward(GRACE_SECONDS)
             if len(answers) == self.size:
                 break
         return answers
@@ -122,8 +138,7 @@ class Pool:
         for line in late:
             line.send({"where": True})
         found: dict[int, str] = {}
-        deadline = time.monotonic() + GRACE_SECONDS
-        for line, message in _messages(late, lambda: deadline):
+        for line, message in _messages(late, Deadline(GRACE_SECONDS)):
             if message and message["kind"] == "where":
                 found[line.rank] = message["stack"]
             if len(found) == len(late):
@@ -195,14 +210,14 @@ class Pool:
 
 
 def _messages(
-    lines: list[Line], deadline: Callable[[], float]
+    lines: list[Line], deadline: Deadline
 ) -> Iterator[tuple[Line, dict[str, Any] | None]]:
     """Messages as they come, and None for a worker that went away, until the deadline."""
     with selectors.DefaultSelector() as selector:
         for line in lines:
             selector.register(line.socket, selectors.EVENT_READ, line)
-        while (left := deadline() - time.monotonic()) > 0 and selector.get_map():
-            for key, _ in selector.select(left):
+        while deadline.seconds_left > 0 and selector.get_map():
+            for key, _ in selector.select(deadline.seconds_left):
                 messages = key.data.receive()
                 if messages is None:
                     selector.unregister(key.fileobj)
@@ -212,7 +227,5 @@ def _messages(
 
 
 def _kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from shardkeep.boxes import Box
-from shardkeep.sharded import (
+from shardkeep import (
+    Box,
     ChunkShardingSpec,
     EnumerableShardingSpec,
     ShardedTensor,
@@ -66,6 +66,12 @@ def sharded(full: torch.Tensor, spec: ShardingSpec, group: object = None) -> Sha
     return made
 
 
+def as_sharded(tensor: torch.Tensor) -> ShardedTensor:
+    """What an operator made of a sharded tensor, which must be one again."""
+    assert isinstance(tensor, ShardedTensor), f"got a {type(tensor).__name__}"
+    return tensor
+
+
 def assert_holds(tensor: ShardedTensor, full: torch.Tensor) -> None:
     """Each local shard has its box of `full`; without any message."""
     assert tensor.shape == full.shape
@@ -84,11 +90,9 @@ def assert_group_works(group: dist.ProcessGroup | None = None) -> None:
 @contextmanager
 def subgroup(ranks: Sequence[int]) -> Iterator[dist.ProcessGroup | None]:
     """A group of these ranks, None on the others. SPMD over the world."""
-    group = dist.new_group(list(ranks))
-    member = dist.get_rank() in ranks
-    try:
-        yield group if member else None
-    finally:
-        dist.barrier()
-        if member:
-            dist.destroy_process_group(group)
+    made = dist.new_group(list(ranks))
+    group = made if isinstance(made, dist.ProcessGroup) else None
+    yield group
+    dist.barrier()
+    if group is not None:
+        dist.destroy_process_group(group)

@@ -64,3 +64,8 @@ def test_distribute_on_three_ranks_gives_the_sharded_model(pool3, way, sizes):
 @ON_FOUR
 def test_a_model_on_the_meta_device_takes_the_broadcast_state(pool4, way):
     pool4.run(cases.a_meta_model_takes_the_broadcast_state, way=way, **UNEVEN)
+
+
+@ON_FOUR
+def test_the_optimizers_state_comes_and_goes(pool4, way):
+    pool4.run(cases.optimizer_state_comes_and_goes, way=way, **UNEVEN)

@@ -15,7 +15,8 @@ PYTEST_THAT_IS_KILLED = """
 import time
 from tests.distributed import cases_pool
 from tests.distributed.pool import Pool
-print(*Pool(1).run(cases_pool.pid), flush=True)
+pool = Pool(1)
+print(*pool.run(cases_pool.pid), flush=True)
 time.sleep(600)
 """
 

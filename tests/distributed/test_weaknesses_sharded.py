@@ -2,9 +2,7 @@
 
 import pytest
 
-from shardkeep.boxes import Box
-from shardkeep.errors import CoverError
-from shardkeep.layouts import Layout
+from shardkeep import Box, CoverError, Layout
 from shardkeep.plan import plan_moves
 from tests.distributed import cases_sharded as cases
 

@@ -1,6 +1,6 @@
 """Where PyTorch's state-dict tools lose data, crash or alias: B1 to B16 of the reference page."""
 
-from shardkeep.state import flatten_state_dict, unflatten_state_dict
+from shardkeep import flatten_state_dict, unflatten_state_dict
 from tests.distributed import cases_state as cases
 
 

@@ -22,7 +22,7 @@ class FaultyCalls(FileCalls):
         self._hooks: dict[str, Callable[..., None]] = {}
 
     def fail(self, kind: str, number: int, *, nth: int = 1, done: bool = False) -> None:
-        """The nth call of `kind` from now on fails with errno `number`; if `done`, after its work."""
+        """The nth call of `kind` from now on fails with `number`; if `done`, after its work."""
         self._failures[kind, self.counts[kind] + nth] = (number, done)
 
     def always_fail(self, kind: str, number: int) -> None:

@@ -18,7 +18,7 @@ from shardkeep.manifest.plain_json import shown
 
 
 # Made by the 10,000s: a Struct is several times as fast as a dataclass.
-class StoredEntry(msgspec.Struct, frozen=True):
+class StoredEntry(msgspec.Struct, frozen=True, gc=False):
     """A chunk in a data file: dtype and shape as stored, and its bytes, counted from the file's."""
 
     dtype: str
@@ -27,7 +27,7 @@ class StoredEntry(msgspec.Struct, frozen=True):
     stop: int
 
 
-class WireEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class WireEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     """A value in the header: `__metadata__` has the first field, chunks have the others."""
 
     shardkeep: str | msgspec.UnsetType = msgspec.UNSET

@@ -50,20 +50,26 @@ class SplitGrid:
     def chunks(self, shape: Sequence[int]) -> Iterator[Chunk]:
         """Yield all chunks of a tensor of this shape, in row-major order."""
         self._require_ndim(shape)
+        counts = self._piece_counts()
         for found in _walk(list(zip(shape, self.splits, strict=True))):
-            yield self._chunk(found)
+            yield self._chunk(found, counts)
 
     def chunks_meeting(self, shape: Sequence[int], box: Box) -> list[Chunk]:
         """The chunks that share cells with `box`, whole, in row-major order."""
         self._require_ndim(shape)
         self._require_ndim(box.start)
         dims = zip(shape, self.splits, box.start, box.stop, strict=True)
-        return [self._chunk(found) for found in product(*(pieces_meeting(*dim) for dim in dims))]
+        counts = self._piece_counts()
+        places = product(*(pieces_meeting(*dim) for dim in dims))
+        return [self._chunk(found, counts) for found in places]
 
-    def _chunk(self, found: Sequence[Piece]) -> Chunk:
+    def _piece_counts(self) -> list[int]:
+        return [math.prod(counts) for counts in self.splits]
+
+    def _chunk(self, found: Sequence[Piece], piece_counts: Sequence[int]) -> Chunk:
         cell = 0
-        for (number, _, _), counts in zip(found, self.splits, strict=True):
-            cell = cell * math.prod(counts) + number
+        for (number, _, _), count in zip(found, piece_counts, strict=True):
+            cell = cell * count + number
         box = Box(tuple([start for _, start, _ in found]), tuple([stop for _, _, stop in found]))
         return box, self.files[cell]
 

@@ -47,7 +47,7 @@ class HeaderPlan:
         return length.to_bytes(LENGTH_NBYTES, "little") + text.ljust(length)
 
 
-class _Entry(msgspec.Struct):
+class _Entry(msgspec.Struct, gc=False):
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]

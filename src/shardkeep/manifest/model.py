@@ -27,8 +27,10 @@ NO_GRID = -1
 """The grid of a tensor without cells: it is stored nowhere."""
 
 
-# Decoded by the 10,000s, straight into this class: hence a Struct.
-class TensorRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+# Decoded by the 10,000s, straight into this class: hence a Struct. It holds no cycles: no gc.
+class TensorRecord(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False
+):
     """A tensor as the manifest lists it; `grid` is an index into the grids, or NO_GRID."""
 
     key: str

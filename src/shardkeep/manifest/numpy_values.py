@@ -31,7 +31,7 @@ def encode_numpy(value: Any) -> list[Json]:
             f"a numpy.{kind.__qualname__} cannot be kept as a value: kept are arrays, "
             f"and scalars of {', '.join(_PLAIN_KINDS)}"
         )
-    return [name, encode_value(value.item())]
+    return [name, encode_value(_plain(value))]
 
 
 def decode_numpy(body: object) -> object:
@@ -58,6 +58,13 @@ def _name_of(value: Any) -> str:
     return str(cast("Any", value).dtype.name)
 
 
+def _plain(scalar: Any) -> object:
+    """The Python value; of text and bytes with NULs at the end, which `item` drops."""
+    if isinstance(scalar, str):
+        return str.__add__(scalar, "")
+    return bytes(scalar) if isinstance(scalar, bytes) else scalar.item()
+
+
 @lru_cache
 def _scalar_type(name: str) -> Any:
     import numpy as np
@@ -74,6 +81,6 @@ def _scalar(name: str, plain: object) -> object:
     except (OverflowError, ValueError):
         scalar = None
     # Written and read back it must be the same: a number may not fit the type.
-    if scalar is None or encode_value(scalar.item()) != encode_value(plain):
+    if scalar is None or encode_value(_plain(scalar)) != encode_value(plain):
         raise CorruptError(f"{shown(plain)} is no NumPy {name}")
     return scalar

@@ -110,34 +110,32 @@ def decode_runs(data: object, *, limit: int) -> Runs:
     """
     if not isinstance(data, list | tuple):
         raise CorruptError(f"runs are a list, found {type(data).__name__}")
-    runs = tuple([_checked(run) for run in cast("Sequence[object]", data)])
+    runs = tuple(map(_checked, cast("Sequence[object]", data)))
     total = sum([count for _, _, count in runs])
     if total > limit:
         raise CorruptError(f"runs of {shown(total)} numbers; expected at most {limit}")
-    for run, following in pairwise(runs):
-        _require_greedy(run, following)
-    if runs and runs[-1][2] == 1 and runs[-1][1] != 0:
-        raise CorruptError(f"run {list(runs[-1])} of one number has a step; expected 0")
+    _require_greedy(runs)
     return Runs(runs)
 
 
 def _checked(data: object) -> Run:
     run = cast("Sequence[object]", data) if isinstance(data, list | tuple) else ()
-    if len(run) != 3 or not all(type(number) is int for number in run):
+    if len(run) != 3 or not type(run[0]) is type(run[1]) is type(run[2]) is int:
         raise CorruptError(f"a run is [first, step, count], found {shown(run)}")
     first, step, count = cast("Run", run)
-    if count < 1:
-        raise CorruptError(f"a run has {shown(count)} numbers")
-    if not (0 <= first <= MAX_INT and 0 <= first + step * (count - 1) <= MAX_INT):
-        raise CorruptError(
-            f"the run of {shown(count)} numbers from {shown(first)} by {shown(step)} "
-            "leaves the range from 0 to 2**63 - 1"
-        )
-    return first, step, count
+    if count >= 1 and 0 <= first <= MAX_INT and 0 <= first + step * (count - 1) <= MAX_INT:
+        return first, step, count
+    raise CorruptError(
+        f"the run of {shown(count)} numbers from {shown(first)} by {shown(step)} is empty, or "
+        "leaves the range from 0 to 2**63 - 1"
+    )
 
 
-def _require_greedy(run: Run, following: Run) -> None:
-    first, step, count = run
-    # Any two numbers make a run, so that only the last one may be alone.
-    if count == 1 or first + step * count == following[0]:
-        raise CorruptError(f"run {list(run)} does not take what it could of {list(following)}")
+def _require_greedy(runs: Sequence[Run]) -> None:
+    """Raise unless each run takes as many numbers as it can."""
+    for (first, step, count), (following, _, _) in pairwise(runs):
+        # Any two numbers make a run, so that only the last one may be alone.
+        if count == 1 or first + step * count == following:
+            raise CorruptError(f"the run from {first} does not take {following}, which follows")
+    if runs and runs[-1][2] == 1 and runs[-1][1] != 0:
+        raise CorruptError(f"the run of {runs[-1][0]} alone has a step; expected 0")

@@ -43,12 +43,12 @@ def decode_tree(data: object, *, tensor_count: int, per_rank: Sequence[str] = ()
 
 class _Writer(TreeRules):
     def write(self, node: Node, depth: int) -> Json:
+        # Most nodes are tensors, which nest no further.
+        if type(node) is TensorNode:
+            self.check_index(node.index)
+            return node.index
         self.check_depth(depth)
         return self._WRITERS[type(node)](self, node, depth + 1)
-
-    def _tensor(self, node: TensorNode, depth: int) -> Json:
-        self.check_index(node.index)
-        return node.index
 
     def _array(self, node: ArrayNode, depth: int) -> Json:
         self.check_index(node.index)
@@ -87,7 +87,6 @@ class _Writer(TreeRules):
         return {"sparse": body}
 
     _WRITERS: ClassVar[Mapping[type, Callable[[Any, Any, int], Json]]] = {
-        TensorNode: _tensor,
         ArrayNode: _array,
         DictNode: _dict,
         ListNode: _list,
@@ -100,22 +99,20 @@ class _Writer(TreeRules):
 
 class _Reader(TreeRules):
     def read(self, data: object, depth: int) -> Node:
-        self.check_depth(depth)
         if type(data) is int:
-            return self._tensor(data)
-        fields = cast("dict[str, object]", data) if type(data) is dict else {}
+            self.check_index(data)
+            return TensorNode(data)
+        self.check_depth(depth)
+        fields = cast("dict[str, object]", data) if isinstance(data, dict) else {}
         if len(fields) != 1:
+            found = type(cast("object", data)).__name__
             raise CorruptError(
-                f"tree: a node is a number or an object with one key, found {shown(cast('object', data))}"
+                f"tree: a node is a number or an object with one key, found a {found}"
             )
         ((kind, body),) = fields.items()
         if kind not in self._READERS:
             raise CorruptError(f"tree: unknown kind of node {shown(kind)}")
         return self._READERS[kind](self, body, depth + 1)
-
-    def _tensor(self, index: int) -> TensorNode:
-        self.check_index(index)
-        return TensorNode(index)
 
     def _array(self, body: object, depth: int) -> ArrayNode:
         self.check_index(body)
@@ -128,10 +125,14 @@ class _Reader(TreeRules):
         return DictNode(self._items(body, depth), ordered=True)
 
     def _items(self, body: object, depth: int) -> tuple[tuple[str | int, Node], ...]:
-        pairs = [_pair(item) for item in _list_of(body)]
-        items = tuple([(key, self.read(child, depth)) for key, child in pairs])
+        read, items = self.read, list[tuple[Any, Node]]()
+        for item in _list_of(body):
+            if type(item) is not list or len(cast("list[Any]", item)) != 2:
+                raise CorruptError("tree: an item of a dict is not [key, node]")
+            key, child = cast("list[Any]", item)
+            items.append((key, read(child, depth)))
         self.check_keys(items)
-        return cast("tuple[tuple[str | int, Node], ...]", items)
+        return tuple(items)
 
     def _list(self, body: object, depth: int) -> ListNode:
         return ListNode(tuple([self.read(child, depth) for child in _list_of(body)]))
@@ -171,13 +172,6 @@ def _list_of(body: object) -> list[object]:
     if type(body) is not list:
         raise CorruptError(f"tree: expected a list, found {shown(body)}")
     return cast("list[object]", body)
-
-
-def _pair(item: object) -> tuple[object, object]:
-    pair = _list_of(item)
-    if len(pair) != 2:
-        raise CorruptError(f"tree: an item of a dict is [key, node], found {shown(pair)}")
-    return pair[0], pair[1]
 
 
 def _sparse_fields(body: object) -> tuple[str, tuple[int, ...], bool, dict[str, object]]:

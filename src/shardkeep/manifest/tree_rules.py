@@ -8,33 +8,32 @@ from shardkeep.errors import InvalidError
 from shardkeep.manifest.dtypes import tensor_nbytes
 from shardkeep.manifest.limits import EXACT_INT, MAX_TREE_DEPTH
 from shardkeep.manifest.nodes import SPARSE_PARTS, Node, SparseNode, TensorNode
-from shardkeep.manifest.plain_json import check_text, shown
+from shardkeep.manifest.plain_json import shown
 
 
 class TreeRules:
     """Checks of single nodes of a tree of so many tensors; each raises InvalidError."""
 
     def __init__(self, tensor_count: int, per_rank: Sequence[str]) -> None:
-        self._tensor_count = tensor_count
+        self.tensor_count = tensor_count
         self._per_rank = frozenset(per_rank)
 
     def check_index(self, index: object) -> None:
-        if type(index) is not int or not 0 <= index < self._tensor_count:
-            raise InvalidError(f"tree: {shown(index)} is not one of {self._tensor_count} tensors")
+        if type(index) is not int or not 0 <= index < self.tensor_count:
+            raise InvalidError(f"tree: {shown(index)} is not one of {self.tensor_count} tensors")
 
     def check_depth(self, depth: int) -> None:
         if depth > MAX_TREE_DEPTH:
             raise InvalidError(f"tree: nested deeper than {MAX_TREE_DEPTH} levels")
 
     def check_keys(self, items: Sequence[tuple[object, Node]]) -> None:
-        for key, _ in items:
-            if type(key) is str:
-                check_text(key, "tree: a key")
-            elif type(key) is not int or not -EXACT_INT < key < EXACT_INT:
+        keys = [key for key, _ in items]
+        for key in keys:
+            if type(key) is not str and (type(key) is not int or abs(key) >= EXACT_INT):
                 raise InvalidError(
                     f"tree: key {shown(key)} is neither a string nor an integer below 2**53"
                 )
-        if len({key for key, _ in items}) != len(items):
+        if len(set(keys)) != len(keys):
             raise InvalidError("tree: a dict has the same key twice")
 
     def check_per_rank(self, key: object) -> None:

@@ -6,6 +6,7 @@ that is not listed here is refused: a wrong result would be silent.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -28,7 +29,7 @@ def run(func: Any, args: Args, kwargs: Kwargs) -> object:
     handler = _HANDLERS.get(func)
     if handler is not None:
         return handler(func, args, kwargs)
-    if torch.Tag.pointwise in func.tags or func in _UNARY:
+    if _is_elementwise(func):
         return _each_shard(func, args, kwargs)
     if torch.Tag.nondeterministic_seeded in func.tags and _is_in_place(func):
         return _random_in_place(func, args, kwargs)
@@ -41,6 +42,18 @@ def run(func: Any, args: Args, kwargs: Kwargs) -> object:
 def _is_in_place(func: Any) -> bool:
     # By its name: the tag that says so is not in every torch that we support.
     return func._schema.name.endswith("_")
+
+
+@functools.cache
+def _is_elementwise(func: Any) -> bool:
+    if torch.Tag.pointwise in func.tags or func in _ELEMENTWISE:
+        return True
+    # Torch tags abs, but not its twin that works in place.
+    if func.namespace != "aten" or not _is_in_place(func):
+        return False
+    name = func._schema.name.removeprefix("aten::").removesuffix("_")
+    twin = getattr(getattr(aten, name, None), func._overloadname, None)
+    return twin is not None and _is_elementwise(twin)
 
 
 def _sharded(args: Args, kwargs: Kwargs) -> list[ShardedTensor]:
@@ -178,7 +191,16 @@ def _full_like(func: Any, args: Args, kwargs: Kwargs) -> object:
 
 
 # Not tagged as elementwise, yet each cell depends on itself alone.
-_UNARY = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.fill.Scalar}
+_ELEMENTWISE = {
+    aten.fill_.Scalar,
+    aten.fill_.Tensor,
+    aten.fill.Scalar,
+    aten.zero_.default,
+    aten.floor_divide.default,
+    aten.floor_divide.Scalar,
+    aten.floor_divide_.Tensor,
+    aten.hardswish.default,
+}
 
 _RANDOM_FILLS: dict[Any, Callable[..., torch.Tensor]] = {
     aten.rand_like.default: torch.Tensor.uniform_,

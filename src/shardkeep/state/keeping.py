@@ -216,8 +216,15 @@ def _identity(
     """Equal for two leaves that are the same cells of the same memory."""
     if not leaf.numel() or not memory:
         return object()
-    places = tuple((part.data_ptr(), part.shape, part.stride()) for part in memory)
-    return leaf.dtype, tuple(leaf.shape), layout, places, str(leaf.device)
+    places = tuple(
+        (_storage_id(part), part.storage_offset(), part.shape, part.stride()) for part in memory
+    )
+    return leaf.dtype, tuple(leaf.shape), layout, places
+
+
+def _storage_id(part: torch.Tensor) -> int:
+    # Not the address: all empty shards have address 0, and would look tied on some ranks only.
+    return cast("Any", part.untyped_storage())._cdata
 
 
 Part = Callable[[Any], torch.Tensor]

@@ -31,7 +31,7 @@ from shardkeep.manifest import (
 from shardkeep.sharded.leaves import leaf_kind, local_tensors, with_local_tensors
 from shardkeep.state.dtypes import DTYPE_NAMES, TORCH_DTYPES
 from shardkeep.state.keeping import PerRank, Stateful, expand
-from shardkeep.state.paths import Path, path_text
+from shardkeep.state.paths import Path, dotted, path_text
 from shardkeep.state.tree import leaves
 
 _SHOWN = 5
@@ -96,10 +96,10 @@ def fit_state(
             continue
         node = stored.pop(path, None)
         if node is None:
-            fitter.fit.missing.append(path_text(path))
+            fitter.fit.missing.append(dotted(path))
         else:
             fitter.add(path, leaf, node)
-    fitter.fit.unexpected.extend(path_text(path) for path in stored)
+    fitter.fit.unexpected.extend(dotted(path) for path in stored)
     return fitter.fit
 
 
@@ -128,7 +128,7 @@ class _Fitter:
             self.fit.sparse[path] = node
         elif isinstance(node, TensorNode | ArrayNode):
             self._tensor(path, leaf, self._manifest.tensors[node.index])
-        self.fit.loaded.append(path_text(path))
+        self.fit.loaded.append(dotted(path))
 
     def _value(self, path: Path, leaf: Any, node: ValueNode | PerRankNode) -> None:
         if leaf_kind(leaf) is not None or isinstance(leaf, np.ndarray):
@@ -157,7 +157,7 @@ class _Fitter:
 
     def _fill(self, path: Path, leaf: torch.Tensor, record: TensorRecord) -> None:
         if DTYPE_NAMES.get(leaf.dtype) != record.dtype:
-            self.fit.cast.append(path_text(path))
+            self.fit.cast.append(dotted(path))
         memory = local_tensors(leaf)
         if leaf.is_meta:
             device = self._device or torch.device("cpu")

@@ -33,24 +33,29 @@ _MEANINGS = {
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-def storage_error(
-    error: OSError, act: str, path: str, *, free_nbytes: int | None = None
-) -> StorageError:
+def storage_error(error: OSError, act: str, path: str, *, free: str = "") -> StorageError:
     """`error` as a StorageError that says what was being done and what helps.
 
     >>> storage_error(OSError(errno.EMFILE, ""), "opening it", "/mnt/a").strerror
     'opening it: too many open files; raise the limit, see `ulimit -n`'
     """
     number = error.errno or errno.EIO
-    return StorageError(number, f"{act}: {explain(error, free_nbytes)}", path)
+    return StorageError(number, f"{act}: {explain(error, free)}", path)
 
 
-def explain(error: OSError, free_nbytes: int | None = None) -> str:
-    """What `error` means and the way out, in half a sentence."""
+def explain(error: OSError, free: str = "") -> str:
+    """What `error` means, how much space is free, and the way out, in half a sentence."""
     number = error.errno or errno.EIO
     meaning, way_out = _MEANINGS.get(number, (os.strerror(number), ""))
-    free = "" if free_nbytes is None else f", {free_nbytes} bytes are free"
-    return f"{meaning}{free}; {way_out}" if way_out else f"{meaning}{free}"
+    found = f"{meaning}, {free}" if free else meaning
+    return f"{found}; {way_out}" if way_out else found
+
+
+def describe_free_space(found: os.statvfs_result) -> str:
+    """How much an ordinary user may still write."""
+    nbytes = f"{found.f_bavail * found.f_frsize} bytes are free"
+    # A file system without a table of files has 0 of 0.
+    return f"{nbytes} but no inode is" if found.f_files and not found.f_favail else nbytes
 
 
 def too_large(path: str, nbytes: int, max_nbytes: int) -> CorruptError:

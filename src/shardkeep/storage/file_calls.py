@@ -61,9 +61,8 @@ class FileCalls:
     def listdir(self, fd: int) -> list[str]:
         return os.listdir(fd)
 
-    def free_nbytes(self, fd: int) -> int:
-        found = os.fstatvfs(fd)
-        return found.f_bavail * found.f_frsize
+    def fstatvfs(self, fd: int) -> os.statvfs_result:
+        return os.fstatvfs(fd)
 
     def map(self, fd: int, nbytes: int) -> mmap.mmap:
         if sys.version_info >= (3, 13):

@@ -10,10 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import weakref
 from contextlib import suppress
 
 from shardkeep.errors import CorruptError, InvalidError, NotFoundError, StorageError
-from shardkeep.storage.failures import NO_SPACE, explain, storage_error
+from shardkeep.storage.failures import NO_SPACE, describe_free_space, explain, storage_error
 from shardkeep.storage.file_calls import FileCalls
 
 # O_NONBLOCK: if a pipe takes the file's place between the look and the open, do not wait for it.
@@ -33,6 +34,9 @@ class Folder:
         self.durable = durable
         self.calls = calls
         self._fd: int | None = fd
+        # Also for those who forget to close.
+        self._closing = weakref.finalize(self, calls.close, fd)
+        self._closing.atexit = False
 
     @property
     def fd(self) -> int:
@@ -42,9 +46,8 @@ class Folder:
 
     def close(self) -> None:
         """Close the folder; without effect the second time."""
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            self.calls.close(fd)
+        self._fd = None
+        self._closing()
 
     def path_of(self, key: str) -> str:
         """The path of an object, for messages."""
@@ -115,11 +118,11 @@ class Folder:
     def failure(self, error: OSError, act: str, key: str | None = None) -> StorageError:
         """`error` as a StorageError that names the path and, for a full disk, the free space."""
         path = self.path if key is None else self.path_of(key)
-        return storage_error(error, act, path, free_nbytes=self._free_nbytes(error))
+        return storage_error(error, act, path, free=self._free_space(error))
 
     def explain(self, error: OSError) -> str:
         """What `error` means and the way out."""
-        return explain(error, self._free_nbytes(error))
+        return explain(error, self._free_space(error))
 
     def not_found(self, key: str) -> NotFoundError:
         """The error for a key that is not there; it says so if the whole folder is gone."""
@@ -129,11 +132,11 @@ class Folder:
                 removed = ": the folder was removed meanwhile"
         return NotFoundError(f"{key!r} is not in {self.path}{removed}")
 
-    def _free_nbytes(self, error: OSError) -> int | None:
+    def _free_space(self, error: OSError) -> str:
         if error.errno in NO_SPACE:
             with suppress(OSError):
-                return self.calls.free_nbytes(self.fd)
-        return None
+                return describe_free_space(self.calls.fstatvfs(self.fd))
+        return ""
 
     def _cannot_open(self, error: OSError, key: str) -> Exception:
         if error.errno == errno.ENOENT:

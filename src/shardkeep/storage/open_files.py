@@ -7,11 +7,13 @@ thread reads from is closed only after the read, however many others push it out
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from shardkeep.storage.file_calls import FileCalls
 from shardkeep.storage.folder import Folder
 
 
@@ -31,6 +33,8 @@ class OpenFiles:
         self._limit = limit
         self._lock = threading.Lock()
         self._files: OrderedDict[str, _OpenFile] = OrderedDict()
+        # Also for those who forget to close; nobody can be reading then.
+        weakref.finalize(self, _close_all, self._files, folder.calls).atexit = False
 
     @contextmanager
     def borrow(self, key: str) -> Generator[int]:
@@ -86,5 +90,14 @@ class OpenFiles:
 
     def _close_if_unused(self, file: _OpenFile) -> None:
         if not file.is_kept and file.users == 0:
-            with suppress(OSError):
-                self._folder.calls.close(file.fd)
+            _close(file, self._folder.calls)
+
+
+def _close(file: _OpenFile, calls: FileCalls) -> None:
+    with suppress(OSError):
+        calls.close(file.fd)
+
+
+def _close_all(files: OrderedDict[str, _OpenFile], calls: FileCalls) -> None:
+    while files:
+        _close(files.popitem()[1], calls)

@@ -61,7 +61,7 @@ def commit(storage: CommitStorage, manifest: bytes, replaced: bytes | None) -> N
     if replaced is None:
         done = storage.put_if_absent(MANIFEST, manifest)
     else:
-        done = storage.replace(MANIFEST, manifest, replaced)
+        done = storage.replace(MANIFEST, manifest, expected=replaced)
     if not done:
         raise ConflictError(
             "another save to the same path was committed while this one was running; "

@@ -40,6 +40,6 @@ def _default_store() -> object:
 
 def _topic(ranks: tuple[int, ...], act: str) -> str:
     """A name that all ranks of the group arrive at, and none of their other acts has."""
-    who = xxhash.xxh3_64_hexdigest(repr(ranks))
+    who = xxhash.xxh3_64_hexdigest(repr(ranks).encode())
     with _lock:
         return f"shardkeep/{act}/{who}/{next(_numbers[f'{act}/{who}'])}"

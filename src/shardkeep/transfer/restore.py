@@ -19,8 +19,9 @@ from shardkeep.errors import NotFoundError, RanksDisagreeError, name_ranks
 from shardkeep.manifest import Manifest, Node, TensorNode
 from shardkeep.state.building import build_sparse, build_state, tensor_numbers
 from shardkeep.state.dtypes import TORCH_DTYPES
-from shardkeep.state.keeping import PerRank
-from shardkeep.state.paths import Path, get_element, path_text, set_element
+from shardkeep.state.keeping import PerRank, Stateful
+from shardkeep.state.paths import Path, dotted, get_element
+from shardkeep.state.placing import place
 from shardkeep.state.restoring import Fit, Shadow, Slot, fit_state, require_fit
 from shardkeep.storage import Storage
 from shardkeep.transfer.council import Council
@@ -185,8 +186,8 @@ def _own_values(
         except NotFoundError:
             if strict:
                 raise
-            fit.missing.append(path_text(path))
-            fit.loaded.remove(path_text(path))
+            fit.missing.append(dotted(path))
+            fit.loaded.remove(dotted(path))
             continue
         old = get_element(tree, path)
         found[path] = PerRank(value) if isinstance(old, PerRank) else value
@@ -243,29 +244,22 @@ def _asked(tree: Node, keys: Sequence[str] | None) -> Node:
 
 def _put_back(into: Any, shadow: Shadow, news: Mapping[Path, Any]) -> None:
     """Values and new tensors in their places, and live objects told of theirs."""
-    touched: dict[Path, bool] = {}
-    for path, value in news.items():
-        owner = shadow.owner(path)
-        if owner is None:
-            _set(into, path, value)
-        else:
-            _set(shadow.tree, path, value)
-            touched[owner] = touched.get(owner, False) or isinstance(value, torch.Tensor)
+    free = {path: value for path, value in news.items() if shadow.owner(path) is None}
+    owned = {path: value for path, value in news.items() if path not in free}
+    place(into, free)
+    place(shadow.tree, owned)
     for path, live in shadow.objects.items():
         tree = get_element(shadow.tree, path) if path else shadow.tree
-        if isinstance(live, torch.nn.Module):
-            # Parameters and buffers were filled where they are; only what had no memory is new.
-            if path in touched:
-                live.load_state_dict(tree, assign=touched[path])
-        else:
-            live.load_state_dict(tree)
+        mine = [value for at, value in owned.items() if shadow.owner(at) == path]
+        _tell(live, tree, mine)
 
 
-def _set(tree: Any, path: Path, value: Any) -> None:
-    old = get_element(tree, path)
-    if old is value or (type(old) is type(value) and not isinstance(old, torch.Tensor) and old == value):
-        return
-    set_element(tree, path, value)
+def _tell(live: Stateful, tree: Any, news: Sequence[Any]) -> None:
+    if not isinstance(live, torch.nn.Module):
+        live.load_state_dict(tree)
+    elif news:
+        # Parameters and buffers were filled where they are; only what had no memory is new.
+        live.load_state_dict(tree, assign=any(isinstance(new, torch.Tensor) for new in news))
 
 
 def _compare(council: Council, save_id: str) -> None:
