@@ -21,7 +21,7 @@ from shardkeep.transfer.groups import council_of
 from shardkeep.transfer.lazy import Checkpoint
 from shardkeep.transfer.progress import Meter, Progress
 from shardkeep.transfer.replicas import CheckReplicas
-from shardkeep.transfer.restore import LoadOptions, LoadReport, build, restore
+from shardkeep.transfer.restore import LoadOptions, build, restore
 from shardkeep.transfer.save import SaveOptions, Timings, run_save
 
 Path = str | os.PathLike[str] | Storage

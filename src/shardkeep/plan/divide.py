@@ -104,9 +104,7 @@ class RegularDivision:
                     replica = unravel(position, sizes)
                 else:
                     index += position * strides[cut.teller]
-            index += sum(
-                at * strides[axis] for axis, at in zip(replicated, replica, strict=True)
-            )
+            index += sum(at * strides[axis] for axis, at in zip(replicated, replica, strict=True))
             yield mesh.ranks[index], number
 
 

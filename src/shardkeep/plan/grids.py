@@ -34,7 +34,13 @@ class GridTable:
         if isinstance(division, RegularDivision):
             # Not the shape: tensors of all shapes share a grid.
             placements = division.layout.placements
-            return division.layout.mesh, placements, division.cuts, division.replica, division.number
+            return (
+                division.layout.mesh,
+                placements,
+                division.cuts,
+                division.replica,
+                division.number,
+            )
         return division
 
     def _grid(self, division: Division) -> ChunkGrid:

@@ -150,9 +150,7 @@ def _skips_blocks(
     return step - ranges.run_nbytes >= 2 * block_nbytes
 
 
-def _parts(
-    box: Box, strides: Sequence[int], itemsize: int, limit_nbytes: int
-) -> Iterator[Box]:
+def _parts(box: Box, strides: Sequence[int], itemsize: int, limit_nbytes: int) -> Iterator[Box]:
     """Boxes that tile `box`, cut along leading dims until each spans at most the limit."""
     first, last = _span(box, strides, itemsize)
     dim = next((d for d, side in enumerate(box.shape) if side > 1), None)

@@ -36,7 +36,9 @@ class Settlement:
     entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
     layouts: dict[str, Layout] = field(default_factory=dict[str, Layout])
     """Who holds what of each tensor that is written."""
-    shared: dict[tuple[int, ...], list[str]] = field(default_factory=dict[tuple[int, ...], list[str]])
+    shared: dict[tuple[int, ...], list[str]] = field(
+        default_factory=dict[tuple[int, ...], list[str]]
+    )
     """Keys that several views have, by the numbers of these views."""
     skipped: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
     """By view: keys that another view writes."""
@@ -86,9 +88,7 @@ def _merged_tree(views: Views) -> Node:
     return merge_trees(trees)
 
 
-def _one_entry(
-    key: str, holders: Holders, everyone: frozenset[int], complete: set[Mesh]
-) -> Layout:
+def _one_entry(key: str, holders: Holders, everyone: frozenset[int], complete: set[Mesh]) -> Layout:
     """The layout of a tensor that all who have it see alike."""
     ((entry, ranks),) = holders
     if entry.layout is None:
@@ -157,9 +157,7 @@ def _views_by_entry(key: str, numbers: Sequence[int], views: Views) -> Iterator[
     yield from groups.values()
 
 
-def _is_among(
-    key: str, group: Sequence[int], views: Views, sources: Sequence[Layout]
-) -> bool:
+def _is_among(key: str, group: Sequence[int], views: Views, sources: Sequence[Layout]) -> bool:
     entry = views[group[0]][0].entries[key]
     ranks = [rank for number in group for rank in views[number][1]]
     return (entry.layout or Layout.replicated(entry.shape, ranks)) in sources

@@ -63,5 +63,3 @@ def tensor_numbers(node: Node) -> list[int]:
     if isinstance(node, SparseNode):
         return [number for _, part in node.parts for number in tensor_numbers(part)]
     return []
-
-

@@ -31,7 +31,7 @@ from shardkeep.plan import Entry
 from shardkeep.sharded.leaves import leaf_kind, local_tensors
 from shardkeep.state.dtypes import DTYPE_NAMES
 from shardkeep.state.paths import Path, flat_keys, path_text
-from shardkeep.state.tree import Opened, open_container, nodes
+from shardkeep.state.tree import Opened, nodes, open_container
 
 
 @runtime_checkable
@@ -210,9 +210,7 @@ def _layout(leaf: torch.Tensor, path: Path) -> Layout | None:
         raise LayoutError(f"{path_text(path)}: {error}") from error
 
 
-def _identity(
-    leaf: torch.Tensor, layout: Layout | None, memory: Sequence[torch.Tensor]
-) -> object:
+def _identity(leaf: torch.Tensor, layout: Layout | None, memory: Sequence[torch.Tensor]) -> object:
     """Equal for two leaves that are the same cells of the same memory."""
     if not leaf.numel() or not memory:
         return object()

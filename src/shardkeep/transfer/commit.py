@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping
 
 from shardkeep.errors import ConflictError, NotFoundError, StorageError, name_ranks
-from shardkeep.manifest import FileRecord, file_name
-
-MANIFEST = "manifest.json"
-
-
-class CommitStorage(Protocol):
-    """What is used of a storage."""
-
-    def list(self) -> Sequence[tuple[str, int]]: ...
-    def read(self, key: str, offset: int, nbytes: int, /) -> bytes: ...
-    def size(self, key: str, /) -> int: ...
-    def put_if_absent(self, key: str, data: bytes, /) -> bool: ...
-    def replace(self, key: str, data: bytes, expected: bytes, /) -> bool: ...
-    def delete(self, key: str, /) -> None: ...
+from shardkeep.manifest import MANIFEST_NAME as MANIFEST, FileRecord, file_name
+from shardkeep.storage import Storage
 
 
-def committed_manifest(storage: CommitStorage) -> bytes | None:
+def committed_manifest(storage: Storage) -> bytes | None:
     """The bytes of the manifest that is there now; None if there is none."""
     try:
         return storage.read(MANIFEST, 0, storage.size(MANIFEST))
@@ -31,14 +18,14 @@ def committed_manifest(storage: CommitStorage) -> bytes | None:
 
 
 def require_visible(
-    storage: CommitStorage,
+    storage: Storage,
     save_id: str,
     records: Iterable[FileRecord],
     hosts: Mapping[int, str],
     me: int,
 ) -> None:
     """Every file is seen from here with its full size, else the ranks do not share the storage."""
-    sizes = dict(storage.list())
+    sizes = {entry.key: entry.nbytes for entry in storage.list()}
     unseen: dict[int, str] = {}
     for record in records:
         name = file_name(save_id, record.rank, record.number)
@@ -56,7 +43,7 @@ def require_visible(
     )
 
 
-def commit(storage: CommitStorage, manifest: bytes, replaced: bytes | None) -> None:
+def commit(storage: Storage, manifest: bytes, replaced: bytes | None) -> None:
     """Put the manifest in place of the one that was seen, or where none was."""
     if replaced is None:
         done = storage.put_if_absent(MANIFEST, manifest)
@@ -69,10 +56,10 @@ def commit(storage: CommitStorage, manifest: bytes, replaced: bytes | None) -> N
         )
 
 
-def remove_files(storage: CommitStorage, names: Iterable[str]) -> None:
+def remove_files(storage: Storage, names: Iterable[str]) -> None:
     """Remove files that no manifest names any more; what cannot be removed is left for prune."""
     for name in names:
         try:
-            storage.delete(name)
+            storage.delete(name, missing_ok=True)
         except OSError:
             continue

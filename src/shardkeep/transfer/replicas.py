@@ -120,9 +120,7 @@ def find_divergence(
     return None
 
 
-def divergence_error(
-    ranks: tuple[int, int], digests: Sequence[Mapping[str, int]]
-) -> ConflictError:
+def divergence_error(ranks: tuple[int, int], digests: Sequence[Mapping[str, int]]) -> ConflictError:
     """The error that names what differs between two ranks."""
     a, b = digests
     keys = [key for key in a if key in b and a[key] != b[key]] or sorted(a.keys() ^ b.keys())

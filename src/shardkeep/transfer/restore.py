@@ -175,9 +175,7 @@ def _fill(opened: Opened, slots: Sequence[Slot], options: LoadOptions) -> int:
     )
 
 
-def _own_values(
-    opened: Opened, fit: Fit, tree: Any, me: int, strict: bool
-) -> dict[Path, Any]:
+def _own_values(opened: Opened, fit: Fit, tree: Any, me: int, strict: bool) -> dict[Path, Any]:
     """This rank's own values by place; those that it does not have are missing."""
     found: dict[Path, Any] = {}
     for path, key in fit.per_rank.items():
@@ -278,5 +276,3 @@ def _compare(council: Council, save_id: str) -> None:
             )
         council.announce("load", b"ok")
     council.hear("load")
-
-

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from shardkeep.errors import ConflictError, RanksDisagreeError, name_ranks
+from shardkeep.errors import ConflictError
 from shardkeep.layouts import Layout
 from shardkeep.manifest import (
     FileRecord,
@@ -26,22 +26,14 @@ from shardkeep.manifest import (
     decode_manifest,
     encode_manifest,
     file_name,
-    itemsize,
-    new_save_id,
 )
-from shardkeep.plan import digest_view
-from shardkeep.plan.assign import Tensor, plan_divisions
-from shardkeep.plan.divide import Chunk, Division
+from shardkeep.plan.assign import plan_divisions
+from shardkeep.plan.divide import Chunk
 from shardkeep.plan.grids import GridTable, tensor_records
-from shardkeep.plan.settle import SaveView, Settlement, settle
+from shardkeep.plan.settle import SaveView
 from shardkeep.state.keeping import KeptState
 from shardkeep.storage import Storage
-from shardkeep.transfer.agreement import (
-    Agreement,
-    decode_agreement,
-    encode_agreement,
-    make_agreement,
-)
+from shardkeep.transfer.agreement import Agreement
 from shardkeep.transfer.commit import (
     MANIFEST,
     commit,
@@ -50,6 +42,7 @@ from shardkeep.transfer.commit import (
     require_visible,
 )
 from shardkeep.transfer.council import Council
+from shardkeep.transfer.planning import Planning, divisions_of, tensors_to_write
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.replicas import (
     CheckReplicas,
@@ -58,11 +51,7 @@ from shardkeep.transfer.replicas import (
     divergence_error,
     find_divergence,
 )
-from shardkeep.transfer.view_codec import decode_save_view, encode_save_view
 from shardkeep.transfer.write import Job, OutChunk, write_files
-
-# Below this, a second file costs more than a second thread gains.
-_MIN_NBYTES_FOR_FILES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +95,6 @@ class SaveOutcome:
     def nbytes(self) -> int:
         """Of this rank's own files."""
         return sum(record.nbytes for record in self.files)
-
-
-class _Report(msgspec.Struct):
-    """What a rank tells the chair first."""
-
-    digest: str
-    nbytes: int
-    """Of its memory: how much there is to write, roughly."""
-    options: str
-    """What must be the same on all ranks, as text."""
 
 
 class _Wrote(msgspec.Struct):
@@ -168,7 +147,7 @@ class _Save:
     def run(self) -> SaveOutcome:
         try:
             agreement = self._enter("plan", self._agree)
-            layouts = agreement.layouts(self.view, self.digest)
+            layouts = agreement.layouts(self.view, self.planning.digest)
             records = self._enter("write", lambda: self._write(agreement, layouts))
             outcome = self._enter("commit", lambda: self._finish(agreement, layouts, records))
         except BaseException as error:
@@ -189,75 +168,28 @@ class _Save:
             save_id, records = self.written
             remove_files(self.storage, [file_name(save_id, r.rank, r.number) for r in records])
 
-    # Planning
-
     def _agree(self) -> Agreement:
         self.kept, self.storage = self.prepare()
         kept = self.kept
         self.view = SaveView(kept.tree, kept.entries, tuple(sorted(kept.per_rank)))
-        body = encode_save_view(self.view)
-        self.digest = digest_view(body).hex()
-        report = _Report(self.digest, kept.nbytes, self._common_options())
-        self.council.report("plan", msgspec.json.encode(report))
+        self.planning = Planning(
+            self.view, self.council, nbytes=kept.nbytes, threads=self.options.threads
+        )
         if self.is_chair:
-            self._chair_plan()
-        wanted: list[int] = msgspec.json.decode(self.council.hear("plan"), type=list[int])
-        if self.council.me in wanted:
-            self.council.report("views", body)
-        if self.is_chair:
-            self._chair_settle(wanted)
-        return decode_agreement(self.council.hear("agree"))
+            self._look_for_checkpoint()
+        options = (self.storage.location, self.options.overwrite, self.options.check_replicas)
+        return self.planning.agree(repr(options))
 
-    def _common_options(self) -> str:
-        options = self.options
-        return repr((self.storage.location, options.overwrite, options.check_replicas))
-
-    def _chair_plan(self) -> None:
+    def _look_for_checkpoint(self) -> None:
         self.replaced = committed_manifest(self.storage)
         if self.replaced is not None and not self.options.overwrite:
             raise ConflictError(
                 f"{self.storage.location} holds a checkpoint already; save to another path, or "
                 "pass overwrite=True to replace it"
             )
-        notes = self.council.collect("plan")
-        self.reports = {r: msgspec.json.decode(note, type=_Report) for r, note in notes.items()}
-        self._require_same_options()
-        self.ranks_of: dict[str, list[int]] = {}
-        for rank, report in self.reports.items():
-            self.ranks_of.setdefault(report.digest, []).append(rank)
-        several = len(self.ranks_of) > 1
-        wanted = [ranks[0] for ranks in self.ranks_of.values()] if several else []
-        self.council.announce("plan", msgspec.json.encode(wanted))
-
-    def _require_same_options(self) -> None:
-        said: dict[str, list[int]] = {}
-        for rank, report in self.reports.items():
-            said.setdefault(report.options, []).append(rank)
-        if len(said) > 1:
-            lines = "; ".join(f"{name_ranks(ranks)}: {text}" for text, ranks in said.items())
-            raise RanksDisagreeError(f"ranks save to different places or in other ways: {lines}")
-
-    def _chair_settle(self, wanted: Sequence[int]) -> None:
-        views = {self.digest: self.view}
-        if wanted:
-            bodies = self.council.collect("views", wanted)
-            for rank, body in bodies.items():
-                views[self.reports[rank].digest] = decode_save_view(body)
-        ranks = list(self.ranks_of.values())
-        self.settlement: Settlement = settle(
-            [(views[digest], who) for digest, who in self.ranks_of.items()]
-        )
-        largest = max(report.nbytes for report in self.reports.values())
-        file_count = self.options.threads if largest >= _MIN_NBYTES_FOR_FILES else 1
-        agreement = make_agreement(
-            new_save_id(), file_count, list(self.ranks_of), ranks, self.settlement
-        )
-        self.council.announce("agree", encode_agreement(agreement))
-
-    # Writing
 
     def _write(self, agreement: Agreement, layouts: Mapping[str, Layout]) -> list[FileRecord]:
-        divisions = _divisions(self.kept, layouts, agreement, self.digest)
+        divisions = divisions_of(self.kept.entries, layouts, agreement, self.planning.digest)
         me = self.council.me
         chunks = [
             self._out_chunk(key, chunk)
@@ -275,11 +207,7 @@ class _Save:
         entry, memory = self.kept.entries[key], self.kept.memory[key][chunk.buffer]
         if chunk.place.shape != memory.shape:
             memory = memory[chunk.place.slices()]
-        return OutChunk(
-            chunk_name(key, chunk.box, entry.shape), entry.dtype, memory, chunk.number
-        )
-
-    # Committing
+        return OutChunk(chunk_name(key, chunk.box, entry.shape), entry.dtype, memory, chunk.number)
 
     def _finish(
         self, agreement: Agreement, layouts: Mapping[str, Layout], records: list[FileRecord]
@@ -328,11 +256,14 @@ class _Save:
         self.council.announce("write", msgspec.json.encode(_Outcome(total, [])))
 
     def _manifest(self, agreement: Agreement, records: Sequence[FileRecord]) -> Manifest:
-        settlement = self.settlement
+        settlement = self.planning.settlement
+        if settlement is None:
+            raise RuntimeError("only the chair makes the manifest")
         index = {(record.rank, record.number): at for at, record in enumerate(records)}
         table = GridTable(index)
         divisions = plan_divisions(
-            _tensors(settlement.entries, settlement.layouts), file_count=agreement.file_count
+            tensors_to_write(settlement.entries, settlement.layouts),
+            file_count=agreement.file_count,
         )
         tensors = tensor_records(settlement.entries, divisions, table)
         return Manifest(
@@ -371,28 +302,3 @@ class _Save:
             raise divergence_error((a, b), details)
         # The chair fails, and this is where the others hear it.
         self.council.hear("explain")
-
-
-def _tensors(
-    entries: Mapping[str, Any], layouts: Mapping[str, Layout]
-) -> dict[str, Tensor]:
-    return {key: Tensor(layout, itemsize(entries[key].dtype)) for key, layout in layouts.items()}
-
-
-_divided: dict[tuple[str, int, tuple[int, ...]], dict[str, Division]] = {}
-_MAX_DIVIDED = 8
-
-
-def _divisions(
-    kept: KeptState, layouts: Mapping[str, Layout], agreement: Agreement, digest: str
-) -> dict[str, Division]:
-    """The plan, taken from the last save with the same view if all ranks share one."""
-    key = (digest, agreement.file_count, tuple(agreement.ranks[0]))
-    if agreement.is_plain and key in _divided:
-        return _divided[key]
-    made = plan_divisions(_tensors(kept.entries, layouts), file_count=agreement.file_count)
-    if agreement.is_plain:
-        while len(_divided) >= _MAX_DIVIDED:
-            _divided.pop(next(iter(_divided)), None)
-        _divided[key] = made
-    return made

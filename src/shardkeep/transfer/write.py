@@ -11,7 +11,14 @@ import numpy as np
 import torch
 import xxhash
 
-from shardkeep.manifest import FileRecord, Node, file_name, header_digest, plan_header, storage_entry
+from shardkeep.manifest import (
+    FileRecord,
+    Node,
+    file_name,
+    header_digest,
+    plan_header,
+    storage_entry,
+)
 from shardkeep.plan import cut
 from shardkeep.transfer.progress import Meter
 

@@ -1,0 +1,1 @@
+"""Bytes between ranks' memory and storage: agree, stage, write, commit, read."""
