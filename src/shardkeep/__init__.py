@@ -17,6 +17,16 @@ if TYPE_CHECKING:
         byte_ranges as byte_ranges,
         check_tiling as check_tiling,
     )
+    from shardkeep.checkpoint import (
+        SaveResult as SaveResult,
+        explain as explain,
+        explain_save as explain_save,
+        load as load,
+        open as open,
+        register_value_type as register_value_type,
+        save as save,
+        save_async as save_async,
+    )
     from shardkeep.errors import (
         CompanionMismatch as CompanionMismatch,
         ConflictError as ConflictError,
@@ -114,6 +124,9 @@ if TYPE_CHECKING:
     from shardkeep.state.iterate import (
         iterate_state_dict as iterate_state_dict,
     )
+    from shardkeep.state.keeping import (
+        per_rank as per_rank,
+    )
     from shardkeep.state.nested import (
         flatten_sharded_tensors as flatten_sharded_tensors,
     )
@@ -125,12 +138,34 @@ if TYPE_CHECKING:
         Snapshot as Snapshot,
         Stager as Stager,
     )
+    from shardkeep.storage import (
+        LocalStorage as LocalStorage,
+        MemoryStorage as MemoryStorage,
+        OutcomeUnknownError as OutcomeUnknownError,
+    )
+    from shardkeep.transfer.background import (
+        Handle as Handle,
+    )
+    from shardkeep.transfer.explain import (
+        LoadExplanation as LoadExplanation,
+        SaveExplanation as SaveExplanation,
+    )
+    from shardkeep.transfer.lazy import (
+        Checkpoint as Checkpoint,
+        StoredTensor as StoredTensor,
+        TensorInfo as TensorInfo,
+        VerifyReport as VerifyReport,
+    )
+    from shardkeep.transfer.restore import (
+        LoadReport as LoadReport,
+    )
 else:
     __getattr__, __dir__, __all__ = lazy_exports(
         __name__,
         {
             "Box": "shardkeep.boxes",
             "ByteRanges": "shardkeep.boxes",
+            "Checkpoint": "shardkeep.transfer.lazy",
             "ChunkShardingSpec": "shardkeep.sharded.specs",
             "CompanionMismatch": "shardkeep.errors",
             "ConflictError": "shardkeep.errors",
@@ -139,17 +174,25 @@ else:
             "DeadlineError": "shardkeep.errors",
             "EnumerableShardingSpec": "shardkeep.sharded.specs",
             "Grid": "shardkeep.boxes",
+            "Handle": "shardkeep.transfer.background",
             "InvalidError": "shardkeep.errors",
             "Layout": "shardkeep.layouts",
             "LayoutError": "shardkeep.errors",
+            "LoadExplanation": "shardkeep.transfer.explain",
+            "LoadReport": "shardkeep.transfer.restore",
+            "LocalStorage": "shardkeep.storage",
             "MemoryFormatEncoding": "shardkeep.sharded.metadata",
+            "MemoryStorage": "shardkeep.storage",
             "Mesh": "shardkeep.layouts",
             "NotFoundError": "shardkeep.errors",
+            "OutcomeUnknownError": "shardkeep.storage",
             "RankFailedError": "shardkeep.errors",
             "RankInputError": "shardkeep.errors",
             "RanksDisagreeError": "shardkeep.errors",
             "RemoteDevice": "shardkeep.sharded.remote_device",
             "Replicate": "shardkeep.layouts",
+            "SaveExplanation": "shardkeep.transfer.explain",
+            "SaveResult": "shardkeep.checkpoint",
             "Shard": "shardkeep.sharded.shard",
             "ShardMetadata": "shardkeep.sharded.metadata",
             "ShardedTensor": "shardkeep.sharded.sharded_tensor",
@@ -165,9 +208,12 @@ else:
             "Stager": "shardkeep.state.staging",
             "StateDiff": "shardkeep.state.diff",
             "StorageError": "shardkeep.errors",
+            "StoredTensor": "shardkeep.transfer.lazy",
+            "TensorInfo": "shardkeep.transfer.lazy",
             "TensorProperties": "shardkeep.sharded.metadata",
             "TilingReport": "shardkeep.boxes",
             "UnsupportedError": "shardkeep.errors",
+            "VerifyReport": "shardkeep.transfer.lazy",
             "VersionError": "shardkeep.errors",
             "broadcast_state_dict": "shardkeep.state.broadcast",
             "byte_ranges": "shardkeep.boxes",
@@ -180,6 +226,8 @@ else:
             "diff_state_dict": "shardkeep.state.diff",
             "distribute_state_dict": "shardkeep.state.distribute",
             "draw_layout": "shardkeep.sharded.picture",
+            "explain": "shardkeep.checkpoint",
+            "explain_save": "shardkeep.checkpoint",
             "flatten_sharded_tensors": "shardkeep.state.nested",
             "flatten_state_dict": "shardkeep.state.flatten",
             "gather_state_dict": "shardkeep.state.gather",
@@ -187,9 +235,15 @@ else:
             "infer_sharding_spec": "shardkeep.sharded.specs",
             "init_from_local_shards": "shardkeep.sharded.factories",
             "iterate_state_dict": "shardkeep.state.iterate",
+            "load": "shardkeep.checkpoint",
             "load_with_process_group": "shardkeep.sharded.saving",
             "offload_state_dict_to_cpu": "shardkeep.state.copying",
+            "open": "shardkeep.checkpoint",
+            "per_rank": "shardkeep.state.keeping",
             "pre_load_state_dict_hook": "shardkeep.sharded.modules",
+            "register_value_type": "shardkeep.checkpoint",
+            "save": "shardkeep.checkpoint",
+            "save_async": "shardkeep.checkpoint",
             "set_element": "shardkeep.state.paths",
             "shard_module": "shardkeep.sharded.modules",
             "shard_parameter": "shardkeep.sharded.modules",

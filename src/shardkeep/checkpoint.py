@@ -17,6 +17,12 @@ from shardkeep.state.staging import Snapshot, Stager
 from shardkeep.storage import Storage, open_storage
 from shardkeep.transfer.background import Background, Handle
 from shardkeep.transfer.council import Council
+from shardkeep.transfer.explain import (
+    LoadExplanation,
+    SaveExplanation,
+    explain_load,
+    explain_saving,
+)
 from shardkeep.transfer.groups import council_of
 from shardkeep.transfer.lazy import Checkpoint
 from shardkeep.transfer.progress import Meter, Progress
@@ -205,9 +211,25 @@ def load(
         return restore(lambda: _opened(path), into, council, options)
 
 
-def open_checkpoint(path: Path, *, threads: int = THREADS) -> Checkpoint:
+def open(path: Path, *, threads: int = THREADS) -> Checkpoint:
     """A checkpoint to look into: keys, shapes, slices, verification. Reads only what is asked."""
     return Checkpoint(open_storage(path, create=False, durable=False), threads=threads)
+
+
+def explain(
+    path: Path, into: Any, *, keys: Sequence[str] | None = None, threads: int = THREADS
+) -> LoadExplanation:
+    """What loading the checkpoint into `into` would do on this rank; reads no tensor data."""
+    with _opened(path) as storage:
+        return explain_load(storage, into, RankGroup.of().me, keys, threads)
+
+
+def explain_save(
+    state: Any, *, threads: int = THREADS, timeout: float = TIMEOUT, group: Any = None
+) -> SaveExplanation:
+    """What saving `state` would write, rank by rank; raises the conflicts a save would. SPMD."""
+    council = council_of(group, act="explain", timeout=timeout)
+    return explain_saving(keep_state(state), council, threads)
 
 
 def register_value_type(

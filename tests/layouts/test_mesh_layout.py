@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def test_layouts_without_replicas_hold_each_cell_once(data: st.DataObject, shape
 
 
 @st.composite
-def torch_placements(draw: st.DrawFn, ndim: int, axes: int) -> list[object]:
+def torch_placements(draw: st.DrawFn, ndim: int, axes: int) -> list[Any]:
     dims = st.integers(0, ndim - 1)
     strided = st.builds(lambda dim, k: _StridedShard(dim, split_factor=k), dims, st.integers(1, 4))
     kinds = st.one_of(st.builds(Shard, dims), strided, st.builds(TorchReplicate))
@@ -91,7 +92,7 @@ def test_a_mesh_holds_what_dtensor_holds_in_any_order_of_placements(
     sides = data.draw(st.sampled_from([(2,), (3,), (5,), (2, 2), (3, 2), (2, 4), (2, 3, 2)]))
     placements = data.draw(torch_placements(len(shape), len(sides)))
     mesh = Mesh(sides, tuple(range(math.prod(sides))))
-    layout = Layout.on_mesh(shape, mesh, placements)  # type: ignore[arg-type]
+    layout = Layout.on_mesh(shape, mesh, placements)
     full = torch.arange(1, math.prod(shape) + 1).reshape(shape)
 
     for rank, coordinate in enumerate(product(*map(range, sides))):

@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed._shard import sharded_tensor as torch_sharded
-from torch.distributed._shard.sharding_spec import (
-    ChunkShardingSpec as TorchChunkShardingSpec,
+from torch.distributed._shard.metadata import ShardMetadata as TorchShardMetadata
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec as TorchChunkShardingSpec
+from torch.distributed._shard.sharding_spec.api import (
     EnumerableShardingSpec as TorchEnumerableShardingSpec,
-    ShardMetadata as TorchShardMetadata,
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -69,11 +69,11 @@ def test_a_dtensor_holds_the_boxes_that_its_layout_names(shape, placements):
     for rank in range(6):
         with rank_of(rank, 6):
             mesh = init_device_mesh("cpu", (3, 2))
-            local = full
+            local, coordinate = full, mesh.get_coordinate() or []
             for axis, placement in enumerate(placements):
                 if not isinstance(placement, Replicate):
                     pieces, _ = placement._split_tensor(local, mesh.size(axis), with_padding=False)
-                    local = pieces[mesh.get_coordinate()[axis]]
+                    local = pieces[coordinate[axis]]
             tensor = DTensor.from_local(
                 local, mesh, placements, run_check=False, shape=full.shape, stride=full.stride()
             )

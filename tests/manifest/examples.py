@@ -129,7 +129,7 @@ def file_tables(draw: DrawFn, world: int) -> FileTable:
                     names, st.integers(1, 3), st.integers(0, 2**40), st.integers(0, 2**64 - 1)
                 ),
                 min_size=1,
-                max_size=6,
+                max_size=4,
                 unique_by=lambda row: row[0],
             )
         )
@@ -172,12 +172,12 @@ def _sparse_nodes(draw: DrawFn, indices: SearchStrategy[int]) -> Node:
 
 @st.composite
 def manifests(draw: DrawFn) -> Manifest:
-    """Manifests of up to five tensors, each with a grid of its own or none."""
+    """Manifests of up to three tensors, each with a grid of its own or none."""
     world = draw(st.sampled_from([1, 3, 2**31]))
     files = draw(file_tables(world))
     made: list[ChunkGrid] = []
     tensors: list[TensorRecord] = []
-    for key in draw(st.lists(texts, max_size=5, unique=True)):
+    for key in draw(st.lists(texts, max_size=3, unique=True)):
         shape = draw(shapes(max_dims=3))
         number = NO_GRID
         if 0 not in shape:

@@ -221,8 +221,10 @@ def test_a_header_is_padded_with_spaces_and_no_more_than_needed():
 
     with pytest.raises(CorruptError, match="padded with 4096 spaces or more"):
         read((8184).to_bytes(8, "little") + text.ljust(8184))
-    with pytest.raises(CorruptError, match="trailing characters"):
+    with pytest.raises(CorruptError, match="white space"):
         read(data[:-1] + b"\n")
+    with pytest.raises(CorruptError, match="trailing characters"):
+        read(data[:-1] + b"}")
     with pytest.raises(CorruptError, match="not a file of the format"):
         read(data[:8] + b" " + text.ljust(4087))
 

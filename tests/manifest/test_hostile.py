@@ -5,12 +5,13 @@ import tracemalloc
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given, strategies as st
 
-from shardkeep.errors import CorruptError
+from shardkeep.errors import CorruptError, VersionError
 from shardkeep.manifest import decode_header, decode_manifest, encode_manifest, header_length
 from shardkeep.manifest.limits import MAX_MANIFEST_NBYTES
 from tests.manifest.examples import replaced, signed, small_manifest
-from tests.manifest.headers import encoded, forged
+from tests.manifest.headers import encoded, forged, padded, plan
 
 DATA = encode_manifest(small_manifest())
 MIB = 2**20
@@ -156,3 +157,51 @@ def test_a_header_that_asks_for_much_is_rejected(old: str, new: str, reason: str
     data = forged(encoded(), old, new)
 
     rejected(lambda: decode_header(data, file_nbytes=len(data) + 32, where="f"), reason)
+
+
+TOKENS = [b"0", b"-1", b"1", b"2", b"9223372036854775808", b"1.5", b"[]", b"[", b"]", b"{", b"}"]
+TOKENS += [b",", b":", b'"', b'""', b'"w"', b"null", b"true", b" ", b"[[0,1,2]]", b'{"list":[]}']
+TOKENS += [b"\\", b"\xff", b""]
+edits = st.lists(
+    st.tuples(st.integers(0, 10**4), st.integers(0, 12), st.sampled_from(TOKENS)),
+    min_size=1,
+    max_size=3,
+)
+
+
+def edited(data: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:
+    for place, count, token in changes:
+        start = place % len(data)
+        data = data[:start] + token + data[start + count :]
+    return data
+
+
+@given(edits)
+def test_any_edit_of_a_signed_manifest_is_rejected_or_is_a_manifest(changes):
+    data = signed(edited(DATA[:-45], changes) + DATA[-45:])
+    try:
+        manifest = decode_manifest(data, where="ckpt")
+    except (CorruptError, VersionError):
+        return
+    again = encode_manifest(manifest)
+    assert again == data or b"." in data
+
+
+@given(edits)
+def test_any_edit_of_a_header_is_rejected_or_is_a_header(changes):
+    text = encoded()[8:].rstrip(b" ")
+    data = padded(edited(text, changes))
+    try:
+        header = decode_header(data, file_nbytes=len(data) + 32, where="f")
+    except (CorruptError, VersionError):
+        return
+    entries = [(name, e.dtype, e.shape, e.stop - e.start) for name, e in header.entries.items()]
+    made = plan(
+        entries,
+        save_id=header.save_id,
+        rank=header.rank,
+        number=header.number,
+        block_nbytes=header.block_nbytes,
+        per_rank=dict(header.per_rank),
+    )
+    assert made.encode(header.digests) == data

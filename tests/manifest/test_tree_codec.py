@@ -208,6 +208,6 @@ def test_a_tree_may_be_200_levels_deep_and_no_deeper():
 
     assert decode_tree(data, tensor_count=1) == nested(200)
     with pytest.raises(InvalidError, match="nested deeper than 200 levels"):
-        encode_tree(nested(202), tensor_count=1)
+        encode_tree(nested(201), tensor_count=1)
     with pytest.raises(InvalidError, match="nested deeper than 200 levels"):
-        decode_tree({"list": [{"list": [data]}]}, tensor_count=1)
+        decode_tree({"list": [data]}, tensor_count=1)

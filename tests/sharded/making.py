@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
+from torch import nn
 
 from shardkeep.boxes import Box
 from shardkeep.layouts import Layout
@@ -48,8 +50,11 @@ def boxes_of(layout: Layout) -> list[tuple[int, Box]]:
     return owned or [(layout.ranks[0], Box.whole(layout.shape))]
 
 
-def sharded(full: torch.Tensor, how: ShardingSpec | Owned, group: object = None) -> ShardedTensor:
-    """`full` sharded by a spec or by listed boxes; nothing is communicated."""
+def sharded(full: torch.Tensor, how: ShardingSpec | Owned, group: object = None) -> Any:
+    """`full` sharded by a spec or by listed boxes; nothing is communicated.
+
+    Any: torch's own methods say that they return a Tensor, which keeps the checker from going on.
+    """
     properties = TensorProperties(full.dtype)
     if isinstance(how, ShardingSpec):
         records = how.build_metadata(full.shape, properties).shards_metadata
@@ -67,7 +72,7 @@ def sharded(full: torch.Tensor, how: ShardingSpec | Owned, group: object = None)
     )
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def whole(tensor: Any) -> torch.Tensor:
     """The values of a sharded tensor of which this process holds every shard."""
     assert isinstance(tensor, ShardedTensor)
     full = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -76,6 +81,16 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return full
 
 
-def pieces(tensor: ShardedTensor) -> Sequence[torch.Tensor]:
+def pieces(tensor: Any) -> Sequence[torch.Tensor]:
     """This rank's memory."""
     return [shard.tensor for shard in tensor.local_shards()]
+
+
+def parameter(tensor: torch.Tensor, requires_grad: bool = True) -> Any:
+    """The tensor as a module's parameter."""
+    return nn.Parameter(tensor, requires_grad=requires_grad)
+
+
+def is_parameter(value: object) -> bool:
+    """As isinstance, which would narrow the type to one without a sharded tensor's methods."""
+    return isinstance(value, nn.Parameter)

@@ -135,7 +135,9 @@ def test_a_layout_is_drawn_as_a_map_of_ranks():
 
 
 def test_replicas_and_gaps_have_marks_of_their_own():
-    layout = Layout.listed((1, 4), [(0, Box((0, 0), (1, 1))), (1, Box((0, 0), (1, 1))), (37, Box((0, 2), (1, 3)))])
+    layout = Layout.listed(
+        (1, 4), [(0, Box((0, 0), (1, 1))), (1, Box((0, 0), (1, 1))), (37, Box((0, 2), (1, 3)))]
+    )
 
     assert draw_layout(layout) == "+.B."
 

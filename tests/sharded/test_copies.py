@@ -17,7 +17,7 @@ from shardkeep.errors import ConflictError, UnsupportedError
 from shardkeep.sharded import ShardedTensor, load_with_process_group
 from shardkeep.testing.layout_strategies import DTYPES, distinct_values, raw
 from shardkeep.testing.thread_ranks import ThreadRanks
-from tests.sharded.making import chunks, listed, pieces, sharded, whole
+from tests.sharded.making import chunks, is_parameter, listed, parameter, pieces, sharded, whole
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
 
@@ -31,7 +31,7 @@ def tensor() -> ShardedTensor:
     return sharded(FULL, SPEC)
 
 
-def shares_memory(one: ShardedTensor, other: ShardedTensor) -> bool:
+def shares_memory(one: Any, other: Any) -> bool:
     return [p.data_ptr() for p in pieces(one)] == [p.data_ptr() for p in pieces(other)]
 
 
@@ -77,19 +77,19 @@ def test_copies_of_a_tensor_without_local_shards_are_made(three: ThreadRanks):
 
 
 def test_a_deep_copy_has_memory_and_grad_of_its_own(tensor: ShardedTensor):
-    parameter = nn.Parameter(tensor)
-    parameter.grad = tensor.clone()
-    parameter.note = ["mark"]
+    weight = parameter(tensor)
+    weight.grad = tensor.clone()
+    weight.note = ["mark"]
 
-    made = copy.deepcopy(parameter)
+    made: Any = copy.deepcopy(weight)
 
-    assert isinstance(made, nn.Parameter)
-    assert isinstance(made, ShardedTensor)
+    assert is_parameter(made)
+    assert type(made) is ShardedTensor
     assert made.requires_grad
-    assert not shares_memory(made, parameter)
+    assert not shares_memory(made, weight)
     assert torch.equal(whole(made), FULL)
     assert isinstance(made.grad, ShardedTensor)
-    assert not shares_memory(made.grad, parameter.grad)
+    assert not shares_memory(made.grad, weight.grad)
     assert torch.equal(whole(made.grad), FULL)
     assert made.note == ["mark"]
 
@@ -113,7 +113,8 @@ def test_a_copy_from_a_whole_tensor_takes_each_shards_box(three: ThreadRanks):
 
     def act(rank, group):
         target = sk.zeros(spec, 5, 3, process_group=group)
-        return target.copy_(FULL).full_tensor()
+        assert target.copy_(FULL) is target
+        return target.full_tensor()
 
     for found in three.run(act):
         assert torch.equal(found, FULL)
@@ -142,7 +143,9 @@ def test_a_copy_needs_equal_sizes(tensor: ShardedTensor):
 def test_a_copy_needs_equal_layouts(tensor: ShardedTensor):
     other = sharded(FULL, chunks([0, 0], dim=1))
 
-    with pytest.raises(ConflictError, match=r"equally laid-out.*b = b.reshard\(a.sharding_spec\(\)"):
+    with pytest.raises(
+        ConflictError, match=r"equally laid-out.*b = b.reshard\(a.sharding_spec\(\)"
+    ):
         tensor.copy_(other)
 
 
@@ -162,24 +165,24 @@ def test_the_order_in_which_ranks_are_listed_does_not_keep_tensors_apart(three: 
 
 
 def test_data_is_replaced_with_its_shards(tensor: ShardedTensor):
-    parameter = nn.Parameter(tensor)
+    weight = parameter(tensor)
 
-    parameter.data = tensor.detach().double() * 2
+    weight.data = tensor.detach().double() * 2
 
-    assert parameter.dtype == torch.float64
-    assert {piece.dtype for piece in pieces(parameter)} == {torch.float64}
-    assert parameter.metadata().tensor_properties.dtype == torch.float64
-    assert torch.equal(whole(parameter), FULL.double() * 2)
-    assert parameter.requires_grad
-    assert all(piece.requires_grad for piece in pieces(parameter))
-    assert isinstance(parameter, nn.Parameter)
+    assert weight.dtype == torch.float64
+    assert {piece.dtype for piece in pieces(weight)} == {torch.float64}
+    assert weight.metadata().tensor_properties.dtype == torch.float64
+    assert torch.equal(whole(weight), FULL.double() * 2)
+    assert weight.requires_grad
+    assert all(piece.requires_grad for piece in pieces(weight))
+    assert isinstance(weight, nn.Parameter)
 
 
 def test_data_is_a_view(tensor: ShardedTensor):
-    parameter = nn.Parameter(tensor)
+    weight = parameter(tensor)
 
-    assert shares_memory(parameter.data, parameter)
-    assert not parameter.data.requires_grad
+    assert shares_memory(weight.data, weight)
+    assert not weight.data.requires_grad
 
 
 def test_data_of_a_plain_tensor_is_refused(tensor: ShardedTensor):
@@ -196,7 +199,9 @@ def test_memory_is_shared_shard_by_shard(tensor: ShardedTensor):
     assert torch.equal(whole(tensor), FULL)
 
 
-@pytest.mark.parametrize("set_grad", [lambda t: t.requires_grad_(), lambda t: setattr(t, "requires_grad", True)])
+@pytest.mark.parametrize(
+    "set_grad", [lambda t: t.requires_grad_(), lambda t: setattr(t, "requires_grad", True)]
+)
 def test_requiring_grad_reaches_shards_and_metadata(tensor: ShardedTensor, set_grad):
     set_grad(tensor)
 
@@ -297,7 +302,9 @@ def _load(data: bytes, group: object) -> object:
 def test_a_tensor_of_a_group_does_not_load_without_one(three: ThreadRanks):
     saved = three.run(lambda _, group: pickle.dumps(sharded(FULL, chunks([0, 2]), group)))
 
-    with pytest.raises(RuntimeError, match="saved with group size 3, it is loaded with group size 1"):
+    with pytest.raises(
+        RuntimeError, match="saved with group size 3, it is loaded with group size 1"
+    ):
         pickle.loads(saved[0])
 
 

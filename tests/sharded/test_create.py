@@ -132,12 +132,12 @@ def test_a_size_is_not_negative():
 
 
 def test_only_strided_tensors_are_made():
-    with pytest.raises(InvalidError, match="only layout torch.strided is supported"):
+    with pytest.raises(InvalidError, match=r"only layout torch\.strided is supported"):
         sharded.empty(ALONE, 4, layout=torch.sparse_coo)
 
 
 def test_only_contiguous_tensors_are_made():
-    with pytest.raises(InvalidError, match="only torch.contiguous_format is supported"):
+    with pytest.raises(InvalidError, match=r"only torch\.contiguous_format is supported"):
         sharded.empty(ALONE, 4, memory_format=torch.channels_last)
 
 
@@ -153,7 +153,9 @@ def test_a_placement_without_owner_is_refused():
 
 
 def test_a_worker_name_needs_rpc():
-    with pytest.raises(RuntimeError, match="placement on worker 'trainer0' needs the RPC framework"):
+    with pytest.raises(
+        RuntimeError, match="placement on worker 'trainer0' needs the RPC framework"
+    ):
         sharded.empty(sharded.ChunkShardingSpec(0, ["trainer0/cpu"]), 4)
 
 
@@ -254,7 +256,7 @@ def test_rows_are_counted_up_where_the_size_is_unknown(three: ThreadRanks):
     def act(rank, group):
         mine = shard(torch.full((rank + 1, 2), float(rank)), [0, 0], rank)
         made = init_from_local_shards([mine], None, None, process_group=group)
-        again = init_from_local_shards([mine], [None, 2], process_group=group)
+        again = init_from_local_shards([mine], [None, 2], process_group=group)  # type: ignore[list-item]
         assert again.shape == made.shape
         return made.full_tensor().tolist(), made.local_shards()[0].metadata.shard_offsets
 
@@ -287,7 +289,7 @@ def test_0_dim_and_empty_shards_are_put_together():
 
 BAD_SHARDS: dict[str, tuple[Callable[[], list[Any]], type[Exception], str]] = {
     "no shard": (lambda: [torch.zeros(4)], TypeError, "local_shards is a list of Shard"),
-    "nobody": (lambda: [], InvalidError, "no rank brings a shard; at least one shard is needed"),
+    "nobody": (list, InvalidError, "no rank brings a shard; at least one shard is needed"),
     "no placement": (
         lambda: [Shard(torch.zeros(4), ShardMetadata([0], [4]))],
         InvalidError,
@@ -359,7 +361,9 @@ def test_local_shards_join_the_metadata_of_all(three: ThreadRanks):
     metadata = ShardedTensorMetadata(records, torch.Size([3]), TensorProperties(torch.float32))
 
     def act(rank, group):
-        mine = [Shard(torch.full((1,), float(r.shard_offsets[0])), r) for r in records if r.rank == rank]
+        mine = [
+            Shard(torch.full((1,), float(r.shard_offsets[0])), r) for r in records if r.rank == rank
+        ]
         made = ShardedTensor._init_from_local_shards_and_global_metadata(
             mine, metadata, process_group=group
         )
@@ -379,7 +383,11 @@ def test_local_shards_may_come_in_any_order():
 
 def test_an_empty_shard_may_start_where_a_full_one_does():
     empty = ShardMetadata([0], [0], "rank:0/cpu")
-    shards = [Shard(torch.zeros(0), empty), Shard(torch.ones(2), FIRST), Shard(torch.ones(2), SECOND)]
+    shards = [
+        Shard(torch.zeros(0), empty),
+        Shard(torch.ones(2), FIRST),
+        Shard(torch.ones(2), SECOND),
+    ]
 
     made = ShardedTensor.from_local_shards_and_global_metadata(
         shards, metadata_of(FIRST, empty, SECOND)

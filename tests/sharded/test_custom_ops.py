@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from shardkeep.boxes import Box
 from shardkeep.errors import InvalidError, UnsupportedError
 from shardkeep.sharded import (
     ChunkShardingSpec,
@@ -123,7 +124,7 @@ def test_an_operation_of_a_spec_serves_that_kind_alone():
     def impl(types, args, kwargs, process_group):
         return "chunks"
 
-    spec = listed([(0, record.box) for record in chunks([0, 0]).build_metadata([4, 3], None).shards_metadata])  # type: ignore[arg-type]
+    spec = listed([(0, Box((0, 0), (2, 3))), (0, Box((2, 0), (4, 3)))])
     plain = sharded(FULL / 12, spec)
     plain.given_spec = spec
     assert torch.asin(sharded(FULL, chunks([0, 0]))) == "chunks"

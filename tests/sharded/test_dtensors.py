@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -39,24 +40,27 @@ def rank_of(rank: int, size: int) -> Iterator[None]:
 
 @pytest.fixture
 def one_process() -> Iterator[DeviceMesh]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
 
 
-def dtensor(full: torch.Tensor, mesh: DeviceMesh, placements: list) -> DTensor:
+def dtensor(full: torch.Tensor, mesh: DeviceMesh, placements: list) -> Any:
     """What this rank holds of `full`, split by DTensor's own code."""
-    local = full
+    local, coordinate = full, mesh.get_coordinate() or []
     for axis, placement in enumerate(placements):
         if isinstance(placement, Shard | _StridedShard):
             parts, _ = placement._split_tensor(local, mesh.size(axis), with_padding=False)
-            local = parts[mesh.get_coordinate()[axis]]
+            local = parts[coordinate[axis]]
     return DTensor.from_local(
         local, mesh, placements, run_check=False, shape=full.shape, stride=full.stride()
     )
 
 
-@pytest.mark.parametrize("full", [FULL, FULL[:3].contiguous(), torch.zeros(0, 4)], ids=str)
+@pytest.mark.parametrize(
+    "full", [FULL, FULL[:3].contiguous(), torch.zeros(0, 4)], ids=["7", "3", "0"]
+)
 @pytest.mark.parametrize(
     "placements",
     [
@@ -121,7 +125,9 @@ def test_a_mesh_outside_the_group_is_refused():
     with rank_of(0, 4):
         group = dist.new_group([0, 1])
         tensor = dtensor(FULL, init_device_mesh("cpu", (4,)), [Shard(0)])
-        with pytest.raises(InvalidError, match=r"owned by rank 2, but the group has ranks \[0, 1\]"):
+        with pytest.raises(
+            InvalidError, match=r"owned by rank 2, but the group has ranks \[0, 1\]"
+        ):
             ShardedTensor.from_dtensor(tensor, process_group=group)
 
 

@@ -205,13 +205,13 @@ def test_different_layouts_are_refused_with_both_and_the_way_out():
         match=r"(?s)aten.add.Tensor needs equally laid-out sharded tensors; .*"
         r"b = b.reshard\(a.sharding_spec\(\)\)\nfirst:\nrank 0: \[0:2, 0:3\].*other:\nrank 0: ",
     ):
-        one + other
+        _ = one + other
     assert torch.equal(whole(one + other.reshard(one.sharding_spec())), A + A)
 
 
 def test_different_sizes_are_refused():
     with pytest.raises(ConflictError, match="equally laid-out"):
-        sharded(A, SPEC) + sharded(A[:4].contiguous(), SPEC)
+        _ = sharded(A, SPEC) + sharded(A[:4].contiguous(), SPEC)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from shardkeep.errors import InvalidError, RankFailedError, RankInputError
 from shardkeep.sharded import ShardingSpec
 from shardkeep.testing.layout_strategies import distinct_values
 from shardkeep.testing.thread_ranks import ThreadRanks
-from tests.sharded.making import chunks, listed, sharded
+from tests.sharded.making import chunks, listed, parameter, sharded
 
 TABLE = distinct_values((9, 4)) / 10
 LAYOUTS: dict[str, ShardingSpec] = {
@@ -58,9 +58,7 @@ def test_a_module_with_a_sharded_table_looks_up(three: ThreadRanks):
 
 
 def test_0_dim_ids_are_looked_up():
-    assert torch.equal(
-        F.embedding(torch.tensor(3), sharded(TABLE, chunks([0, 0]))), TABLE[3]
-    )
+    assert torch.equal(F.embedding(torch.tensor(3), sharded(TABLE, chunks([0, 0]))), TABLE[3])
 
 
 def renormed(max_norm: float, norm_type: float) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -76,7 +74,7 @@ def test_rows_that_are_too_long_are_shortened_in_the_table_too(
     three: ThreadRanks, name: str, norm_type: float
 ):
     def act(rank, group):
-        weight = nn.Parameter(sharded(TABLE, LAYOUTS[name], group))
+        weight = parameter(sharded(TABLE, LAYOUTS[name], group))
         found = F.embedding(IDS[rank], weight, max_norm=2.5, norm_type=norm_type)
         return found, weight.full_tensor()
 
@@ -129,7 +127,7 @@ def test_bags_take_weights_and_a_last_offset(three: ThreadRanks):
 
 def test_bags_shorten_rows_too(three: ThreadRanks):
     def act(rank, group):
-        weight = nn.Parameter(sharded(TABLE, LAYOUTS["columns"], group))
+        weight = parameter(sharded(TABLE, LAYOUTS["columns"], group))
         found = F.embedding_bag(IDS[0], weight, max_norm=2.5, mode="sum")
         return found, weight.full_tensor()
 

@@ -67,9 +67,7 @@ def test_a_record_needs_no_placement_and_may_be_empty_or_0_dim():
         ([0, 0], [1, -1], r"shard_sizes must not be negative, got \[1, -1\]"),
     ],
 )
-def test_records_that_make_no_sense_are_refused(
-    offsets: list[int], sizes: list[int], message: str
-):
+def test_records_that_make_no_sense_are_refused(offsets: list[int], sizes: list[int], message: str):
     with pytest.raises(InvalidError, match=message):
         ShardMetadata(offsets, sizes)
 

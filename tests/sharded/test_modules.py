@@ -13,8 +13,8 @@ from shardkeep import sharded as sk
 from shardkeep.errors import InvalidError, RankInputError
 from shardkeep.sharded import (
     ChunkShardingSpec,
-    Sharder,
     ShardedTensor,
+    Sharder,
     ShardingPlan,
     ShardingPlanner,
     pre_load_state_dict_hook,
@@ -24,13 +24,13 @@ from shardkeep.sharded import (
 )
 from shardkeep.testing.layout_strategies import distinct_values
 from shardkeep.testing.thread_ranks import ThreadRanks
-from tests.sharded.making import chunks, pieces, sharded, whole
+from tests.sharded.making import chunks, is_parameter, parameter, pieces, sharded, whole
 
 FULL = distinct_values((5, 3))
 ALONE = chunks([0, 0])
 
 
-def linear(scale: float = 1.0) -> nn.Linear:
+def linear(scale: float = 1.0) -> Any:
     """A layer of 5 x 3 distinct weights."""
     layer = nn.Linear(3, 5)
     with torch.no_grad():
@@ -39,7 +39,7 @@ def linear(scale: float = 1.0) -> nn.Linear:
     return layer
 
 
-def sharded_linear(scale: float = 1.0, group: object = None, spec: Any = ALONE) -> nn.Linear:
+def sharded_linear(scale: float = 1.0, group: object = None, spec: Any = ALONE) -> Any:
     layer = linear(scale)
     layer.weight = nn.Parameter(sharded(FULL * scale, spec, group))
     return layer
@@ -58,9 +58,9 @@ def test_a_sharded_tensor_can_be_a_parameter():
 def test_a_parameter_shares_memory_with_the_tensor_it_is_made_of():
     tensor = sharded(FULL, ALONE)
 
-    parameter = nn.Parameter(tensor)
+    weight = nn.Parameter(tensor)
 
-    assert pieces(parameter)[0].data_ptr() == pieces(tensor)[0].data_ptr()
+    assert pieces(weight)[0].data_ptr() == pieces(tensor)[0].data_ptr()
     assert not tensor.requires_grad
 
 
@@ -75,7 +75,7 @@ def test_a_state_dict_loads_into_another_module(three: ThreadRanks, assign: bool
         report = target.load_state_dict(state, strict=True, assign=assign)
         assert not report.missing_keys
         assert not report.unexpected_keys
-        assert isinstance(target.weight, nn.Parameter)
+        assert is_parameter(target.weight)
         return target.weight.full_tensor(), target.bias
 
     for weight, bias in three.run(act):
@@ -116,7 +116,9 @@ def test_missing_and_unexpected_keys_are_told():
     target, state = sharded_linear(), sharded_linear().state_dict()
     state["extra"] = state.pop("weight")
 
-    with pytest.raises(RuntimeError, match=r"(?s)Missing key.*\"weight\".*Unexpected key.*\"extra\""):
+    with pytest.raises(
+        RuntimeError, match=r"(?s)Missing key.*\"weight\".*Unexpected key.*\"extra\""
+    ):
         target.load_state_dict(state)
     report = target.load_state_dict(state, strict=False)
     assert (report.missing_keys, report.unexpected_keys) == (["weight"], ["extra"])
@@ -209,13 +211,13 @@ def test_an_optimizer_steps_as_on_the_whole_tensor(three: ThreadRanks, name: str
     grads = [torch.sin(FULL + step) for step in range(3)]
 
     def act(rank, group):
-        parameter = nn.Parameter(sharded(FULL, spec, group))
-        optimizer = STEPS[name]([parameter])
+        weight = parameter(sharded(FULL, spec, group))
+        optimizer = STEPS[name]([weight])
         for grad in grads:
-            parameter.grad = sharded(grad, spec, group)
+            weight.grad = sharded(grad, spec, group)
             optimizer.step()
             optimizer.zero_grad()
-        return parameter.full_tensor()
+        return weight.full_tensor()
 
     plain = nn.Parameter(FULL.clone())
     optimizer = STEPS[name]([plain])
@@ -230,13 +232,13 @@ def test_the_state_of_an_optimizer_is_sharded_and_loads(three: ThreadRanks):
     spec = chunks([0, 2])
 
     def act(rank, group):
-        parameter = nn.Parameter(sharded(FULL, spec, group))
-        first = torch.optim.AdamW([parameter], lr=0.1)
-        parameter.grad = sharded(FULL, spec, group)
+        weight = parameter(sharded(FULL, spec, group))
+        first = torch.optim.AdamW([weight], lr=0.1)
+        weight.grad = sharded(FULL, spec, group)
         first.step()
-        second = torch.optim.AdamW([parameter], lr=0.1)
+        second = torch.optim.AdamW([weight], lr=0.1)
         second.load_state_dict(first.state_dict())
-        moments = [second.state[parameter][key] for key in ("exp_avg", "exp_avg_sq")]
+        moments = [second.state[weight][key] for key in ("exp_avg", "exp_avg_sq")]
         assert all(isinstance(moment, ShardedTensor) for moment in moments)
         return [moment.full_tensor() for moment in moments]
 
@@ -246,12 +248,12 @@ def test_the_state_of_an_optimizer_is_sharded_and_loads(three: ThreadRanks):
 
 
 def test_gradients_are_zeroed_in_place():
-    parameter = nn.Parameter(sharded(FULL, ALONE))
-    grad = parameter.grad = sharded(FULL, ALONE)
+    weight = parameter(sharded(FULL, ALONE))
+    grad = weight.grad = sharded(FULL, ALONE)
 
-    torch.optim.SGD([parameter], lr=0.1).zero_grad(set_to_none=False)
+    torch.optim.SGD([weight], lr=0.1).zero_grad(set_to_none=False)
 
-    assert parameter.grad is grad
+    assert weight.grad is grad
     assert whole(grad).count_nonzero() == 0
 
 
@@ -261,7 +263,7 @@ def test_shard_parameter_replaces_a_parameter(three: ThreadRanks):
         layer.bias.requires_grad_(False)
         shard_parameter(layer, "weight", chunks([2, 1]), 1, group)
         shard_parameter(layer, "bias", chunks([2, 1]), src_rank=2, process_group=group)
-        assert isinstance(layer.weight, nn.Parameter)
+        assert is_parameter(layer.weight)
         assert layer.weight.requires_grad
         assert not layer.bias.requires_grad
         return layer.weight.full_tensor(), layer.bias.full_tensor()
@@ -306,6 +308,10 @@ class Doubler(Sharder):
 
 
 class Model(nn.Module):
+    emb1: Any
+    emb10: Any
+    head: Any
+
     def __init__(self) -> None:
         super().__init__()
         self.emb1, self.emb10, self.head = linear(1.0), linear(10.0), nn.Sequential(linear(3.0))
@@ -347,7 +353,11 @@ def test_parameters_are_sharded_at_their_paths(three: ThreadRanks):
 
 
 BAD_PLANS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "type": ({"emb1": "rows"}, TypeError, "plan for 'emb1' is a ShardingSpec or a Sharder, got str"),
+    "type": (
+        {"emb1": "rows"},
+        TypeError,
+        "plan for 'emb1' is a ShardingSpec or a Sharder, got str",
+    ),
     "root": ({"": Doubler()}, KeyError, "a sharder's path must not be empty"),
     "both": (
         {"emb1": Doubler(), "emb1.weight": ALONE},
@@ -443,25 +453,25 @@ INITS: dict[str, Any] = {
 @pytest.mark.parametrize("name", INITS)
 def test_init_fills_with_the_statistics_of_the_whole_tensor(name: str):
     torch.manual_seed(0)
-    parameter = nn.Parameter(sk.zeros(chunks([0, 0, 0]), 200, 50))
+    weight = parameter(sk.zeros(chunks([0, 0, 0]), 200, 50))
     plain = torch.zeros(200, 50)
 
-    assert INITS[name](parameter) is parameter
+    assert INITS[name](weight) is weight
     INITS[name](plain)
 
-    filled = whole(parameter)
+    filled = whole(weight)
     assert filled.mean().item() == pytest.approx(plain.mean().item(), abs=0.05)
     assert filled.std().item() == pytest.approx(plain.std().item(), rel=0.05)
     assert len(filled.unique()) > 9000
 
 
 def test_init_fills_with_constants():
-    parameter = nn.Parameter(sk.empty(ALONE, 4, 3))
+    weight = parameter(sk.empty(ALONE, 4, 3))
 
-    assert whole(nn.init.constant_(parameter, 2.5)).eq(2.5).all()
-    assert whole(nn.init.zeros_(parameter)).eq(0).all()
-    assert whole(nn.init.ones_(parameter)).eq(1).all()
-    assert parameter.requires_grad
+    assert whole(nn.init.constant_(weight, 2.5)).eq(2.5).all()
+    assert whole(nn.init.zeros_(weight)).eq(0).all()
+    assert whole(nn.init.ones_(weight)).eq(1).all()
+    assert weight.requires_grad
 
 
 def test_a_plan_that_one_rank_gets_wrong_raises_on_all(three: ThreadRanks):

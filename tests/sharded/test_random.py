@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,11 @@ from torch import nn
 
 from shardkeep import sharded as sk
 from shardkeep.boxes import Box
-from shardkeep.sharded import ShardedTensor
 from shardkeep.testing.thread_ranks import ThreadRanks
 from tests.sharded.making import chunks, listed, pieces
 
 SPEC = chunks([0, 1, 2])
-FILLS: dict[str, Callable[[object], ShardedTensor]] = {
+FILLS: dict[str, Callable[[object], Any]] = {
     "rand": lambda group: sk.rand(SPEC, 6, 5, process_group=group),
     "randn": lambda group: sk.randn(SPEC, 6, 5, process_group=group),
     "rand_like": lambda group: sk.rand_like(sk.zeros(SPEC, 6, 5, process_group=group)),
@@ -32,7 +32,7 @@ FILLS: dict[str, Callable[[object], ShardedTensor]] = {
 _generator_is_mine = threading.Lock()
 
 
-def seeded(seed: int, fill: Callable[[object], ShardedTensor], group: object) -> ShardedTensor:
+def seeded(seed: int, fill: Callable[[object], Any], group: object) -> Any:
     """As on a rank of its own process: threads would draw from one generator in turn."""
     with _generator_is_mine:
         torch.manual_seed(seed)

@@ -12,10 +12,11 @@ from hypothesis import given, settings, strategies as st
 from shardkeep import sharded as sk
 from shardkeep.boxes import Box
 from shardkeep.errors import InvalidError, UnsupportedError
+from shardkeep.sharded import ShardingSpec
 from shardkeep.testing.example_counts import examples
 from shardkeep.testing.layout_strategies import DTYPES, owned_tilings, shapes
 from shardkeep.testing.thread_ranks import ThreadRanks
-from tests.sharded.making import chunks, listed, sharded
+from tests.sharded.making import chunks, listed, parameter, sharded
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
 
@@ -24,7 +25,7 @@ SPEC = chunks([0, 2, 2])
 FULL = torch.tensor([3.0, -1.5, 0.0, 4.0])
 
 
-def on_all(world: ThreadRanks, full: torch.Tensor, act, spec=SPEC) -> torch.Tensor:
+def on_all(world: ThreadRanks, full: torch.Tensor, act, spec: ShardingSpec = SPEC) -> torch.Tensor:
     """What all ranks found, which must be the same."""
     found = world.run(lambda _, group: act(sharded(full, spec, group)))
     assert all(each.dtype == found[0].dtype for each in found)
@@ -192,7 +193,7 @@ def test_what_has_no_meaning_is_refused():
         tensor.mean()
     with pytest.raises(RuntimeError, match="norm needs a floating point or complex dtype"):
         tensor.norm()
-    with pytest.raises(RuntimeError, match="max is undefined for torch.complex64"):
+    with pytest.raises(RuntimeError, match=r"max is undefined for torch\.complex64"):
         sharded(torch.tensor([1j, 2j]), chunks([0, 0])).max()
     with pytest.raises(InvalidError, match="norm 'nuc' is not a vector norm"):
         tensor.double().norm("nuc")
@@ -204,10 +205,10 @@ def test_clipping_gradients_uses_the_norm_of_all_ranks(three: ThreadRanks):
     full = torch.arange(1.0, 9.0)
 
     def act(rank, group):
-        parameter = torch.nn.Parameter(sharded(full, SPEC, group))
-        parameter.grad = sharded(full * 2, SPEC, group)
-        norm = torch.nn.utils.clip_grad_norm_([parameter], 1.0)
-        return norm, parameter.grad.full_tensor()
+        weight = parameter(sharded(full, SPEC, group))
+        weight.grad = sharded(full * 2, SPEC, group)
+        norm = torch.nn.utils.clip_grad_norm_([weight], 1.0)
+        return norm, weight.grad.full_tensor()
 
     plain = torch.nn.Parameter(full)
     plain.grad = full * 2

@@ -43,13 +43,13 @@ def test_a_placement_of_a_placement_is_equal():
 
 @pytest.mark.parametrize("text", ["rank:0/cpu/1", "/cpu", "", "rank:0/", "/", "a//cpu"])
 def test_what_has_no_owner_or_too_many_parts_is_refused(text: str):
-    with pytest.raises(InvalidError, match="cannot read placement .*write 'rank:<n>/<device>'"):
+    with pytest.raises(InvalidError, match=r"cannot read placement .*write 'rank:<n>/<device>'"):
         RemoteDevice(text)
 
 
 @pytest.mark.parametrize("text", ["rank:x/cpu", "rank:-1/cpu", "node:1/cpu", "rank:1:2/cpu", "a:b"])
 def test_an_owner_with_a_colon_is_a_rank(text: str):
-    with pytest.raises(InvalidError, match="cannot read the owner of placement .*write 'rank:<n>'"):
+    with pytest.raises(InvalidError, match=r"cannot read the owner of placement .*'rank:<n>'"):
         RemoteDevice(text)
 
 
@@ -60,7 +60,7 @@ def test_an_unknown_device_is_torchs_own_error():
 
 @pytest.mark.parametrize("value", [0, None, ["cpu"], b"cpu"])
 def test_what_is_neither_text_nor_device_is_refused(value: object):
-    with pytest.raises(TypeError, match="a placement is a string or torch.device, got"):
+    with pytest.raises(TypeError, match=r"a placement is a string or torch\.device, got"):
         RemoteDevice(value)  # type: ignore[arg-type]
 
 

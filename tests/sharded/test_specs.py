@@ -142,7 +142,8 @@ def test_listed_shards_have_equally_many_dims():
 
 def test_listed_shards_that_overlap_are_named():
     with pytest.raises(
-        CoverError, match=r"shards 0 \(\[0:2, 0:4\] on rank:0/cpu\) and 1 .* overlap at \[1:2, 0:4\]"
+        CoverError,
+        match=r"shards 0 \(\[0:2, 0:4\] on rank:0/cpu\) and 1 .* overlap at \[1:2, 0:4\]",
     ):
         EnumerableShardingSpec([TOP, ShardMetadata([1, 0], [2, 4], "rank:1/cpu")])
 
@@ -179,7 +180,8 @@ class GridSpec(ShardingSpec):
     ) -> ShardedTensorMetadata:
         layout = Layout.grid(tensor_sizes, self.counts, self.ranks)
         records = [
-            ShardMetadata(box.start, box.shape, f"rank:{rank}/cpu") for rank, box in boxes_of(layout)
+            ShardMetadata(box.start, box.shape, f"rank:{rank}/cpu")
+            for rank, box in boxes_of(layout)
         ]
         return ShardedTensorMetadata(records, torch.Size(tensor_sizes), tensor_properties)
 

@@ -1,4 +1,4 @@
-"""Moving and converting: `to` in all its forms, `cpu`, `cuda`. The meta device stands for another."""
+"""Moving and converting: `to` in all its forms, `cpu`, `cuda`. `meta` stands for another device."""
 
 from __future__ import annotations
 
@@ -167,7 +167,11 @@ def test_cuda_where_there_is_none_is_torchs_own_error(tensor: ShardedTensor, mov
 
 @pytest.mark.parametrize("size", [(), (0, 3)])
 def test_0_dim_and_empty_tensors_are_converted(size: tuple[int, ...]):
-    tensor = sk.full(sk.EnumerableShardingSpec([sk.ShardMetadata([0] * len(size), size, "rank:0/cpu")]), size, 7.0)
+    tensor = sk.full(
+        sk.EnumerableShardingSpec([sk.ShardMetadata([0] * len(size), size, "rank:0/cpu")]),
+        size,
+        7.0,
+    )
 
     assert torch.equal(whole(tensor.to(torch.int64)), torch.full(size, 7))
     assert tensor.to("meta").shape == size

@@ -43,11 +43,10 @@ def decode_tree(data: object, *, tensor_count: int, per_rank: Sequence[str] = ()
 
 class _Writer(TreeRules):
     def write(self, node: Node, depth: int) -> Json:
-        # Most nodes are tensors, which nest no further.
+        self.check_depth(depth)
         if type(node) is TensorNode:
             self.check_index(node.index)
             return node.index
-        self.check_depth(depth)
         return self._WRITERS[type(node)](self, node, depth + 1)
 
     def _array(self, node: ArrayNode, depth: int) -> Json:
@@ -99,10 +98,10 @@ class _Writer(TreeRules):
 
 class _Reader(TreeRules):
     def read(self, data: object, depth: int) -> Node:
+        self.check_depth(depth)
         if type(data) is int:
             self.check_index(data)
             return TensorNode(data)
-        self.check_depth(depth)
         fields = cast("dict[str, object]", data) if isinstance(data, dict) else {}
         if len(fields) != 1:
             found = type(cast("object", data)).__name__

@@ -46,7 +46,7 @@ def _merge(trees: Sequence[Tree], path: tuple[str | int, ...]) -> Node:
     if all(isinstance(node, DictNode) for node, _ in trees):
         return _merge_dicts(trees, path)
     if isinstance(first, ListNode | TupleNode):
-        return _merge_sequences(trees, path)
+        return _merge_sequences(first, trees, path)
     other, ranks = next((node, ranks) for node, ranks in trees[1:] if node != first)
     raise ConflictError(
         f"{_text(path)} is {_describe(first)} on {name_ranks(first_ranks)}, but {_describe(other)} "
@@ -65,21 +65,19 @@ def _merge_dicts(trees: Sequence[Tree], path: tuple[str | int, ...]) -> Node:
     return DictNode(items, ordered=ordered)
 
 
-def _merge_sequences(trees: Sequence[Tree], path: tuple[str | int, ...]) -> Node:
-    first, first_ranks = trees[0]
-    if not isinstance(first, ListNode | TupleNode):
-        return first
-    for node, ranks in trees[1:]:
-        if type(node) is not type(first) or len(node.items) != len(first.items):
+def _merge_sequences(
+    first: ListNode | TupleNode, trees: Sequence[Tree], path: tuple[str | int, ...]
+) -> Node:
+    columns: list[list[Tree]] = [[] for _ in first.items]
+    for node, ranks in trees:
+        if not isinstance(node, type(first)) or len(node.items) != len(first.items):
             raise ConflictError(
-                f"{_text(path)} is {_describe(first)} on {name_ranks(first_ranks)}, but "
+                f"{_text(path)} is {_describe(first)} on {name_ranks(trees[0][1])}, but "
                 f"{_describe(node)} on {name_ranks(ranks)}; use a dict where ranks keep "
                 "different parts"
             )
-    columns = [
-        [(node.items[at], ranks) for node, ranks in trees if isinstance(node, ListNode | TupleNode)]
-        for at in range(len(first.items))
-    ]
+        for column, child in zip(columns, node.items, strict=True):
+            column.append((child, ranks))
     items = tuple(_merge(column, (*path, at)) for at, column in enumerate(columns))
     return replace(first, items=items)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from shardkeep.boxes import require_tiling
-from shardkeep.errors import InvalidError
+from shardkeep.boxes import check_tiling
+from shardkeep.errors import CoverError, InvalidError
 from shardkeep.ranks import RankGroup
 from shardkeep.sharded.metadata import ShardedTensorMetadata, ShardMetadata, TensorProperties
 from shardkeep.sharded.remote_device import RemoteDevice
@@ -42,8 +42,11 @@ def require_supported(properties: TensorProperties) -> None:
 
 def require_whole(metadata: ShardedTensorMetadata) -> None:
     """The shards tile the tensor."""
-    boxes = [shard.box for shard in metadata.shards_metadata]
-    require_tiling(tuple(metadata.size), boxes, what="the sharded tensor")
+    records = metadata.shards_metadata
+    report = check_tiling(tuple(metadata.size), [record.box for record in records])
+    if not report.is_tiling:
+        named = report.describe(labels=[f"shard {record}" for record in records])
+        raise CoverError(f"the shards do not make up the tensor: {named}")
 
 
 def require_owners(metadata: ShardedTensorMetadata, group: RankGroup) -> None:

@@ -6,11 +6,12 @@ Each takes a sharding spec and a size, as numbers or as one sequence, and the ke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from shardkeep.sharded.remote import connect
 from shardkeep.sharded.shard import Shard
 from shardkeep.sharded.sharded_tensor import ShardedTensor
 from shardkeep.sharded.specs import ShardingSpec
@@ -31,39 +32,45 @@ def full(
 ) -> ShardedTensor:
     """Every cell `fill_value`, in its dtype (as torch.full) unless one is given."""
     dtype = dtype or torch.full((), fill_value).dtype
-    made = ShardedTensor(sharding_spec, size, dtype=dtype, **options)
-    return _filled(made, fill_value)
+    return _made(sharding_spec, (size,), {"dtype": dtype, **options}, _constant(fill_value))
 
 
 def zeros(sharding_spec: ShardingSpec, *size: int | Sequence[int], **options: Any) -> ShardedTensor:
     """Every cell 0."""
-    return _filled(ShardedTensor(sharding_spec, *size, **options), 0)
+    return _made(sharding_spec, size, options, _constant(0))
 
 
 def ones(sharding_spec: ShardingSpec, *size: int | Sequence[int], **options: Any) -> ShardedTensor:
     """Every cell 1."""
-    return _filled(ShardedTensor(sharding_spec, *size, **options), 1)
+    return _made(sharding_spec, size, options, _constant(1))
 
 
 def rand(sharding_spec: ShardingSpec, *size: int | Sequence[int], **options: Any) -> ShardedTensor:
     """Uniform in [0, 1). Each shard has numbers of its own, also when all ranks share a seed."""
-    made = ShardedTensor(sharding_spec, *size, **options)
-    with torch.no_grad():
-        return made.uniform_()  # type: ignore[return-value]
+    return _made(sharding_spec, size, options, torch.Tensor.uniform_)
 
 
 def randn(sharding_spec: ShardingSpec, *size: int | Sequence[int], **options: Any) -> ShardedTensor:
     """Standard normal. Each shard has numbers of its own, also when all ranks share a seed."""
-    made = ShardedTensor(sharding_spec, *size, **options)
+    return _made(sharding_spec, size, options, torch.Tensor.normal_)
+
+
+Fill = Callable[[torch.Tensor], object]
+
+
+def _made(
+    spec: ShardingSpec, size: Sequence[Any], options: dict[str, Any], fill: Fill
+) -> ShardedTensor:
+    """A filled tensor; other ranks learn of its memory only when it has its values."""
+    init_rrefs = options.pop("init_rrefs", False)
+    made = ShardedTensor(spec, *size, **options)
     with torch.no_grad():
-        return made.normal_()  # type: ignore[return-value]
+        fill(made)
+    return connect(made, made.rank_group) if init_rrefs else made
 
 
-@torch.no_grad()
-def _filled(tensor: ShardedTensor, value: complex) -> ShardedTensor:
-    for shard in tensor.local_shards():
-        shard.tensor.fill_(value)
-    return tensor
+def _constant(value: complex) -> Fill:
+    return lambda tensor: tensor.fill_(value)
 
 
 def init_from_local_shards(

@@ -25,9 +25,9 @@ def gather(
     group = tensor.rank_group
     received: list[torch.Tensor] = []
 
-    def check() -> list[int]:
+    def check() -> dict[str, int]:
         received.extend(_gather_target(tensor, group, dst, out, dtype))
-        return [dst]
+        return {"dst": dst}
 
     agree_equal(group, "ShardedTensor.gather", check)
     target = Layout.replicated(tensor.shape, [group.ranks[dst]])

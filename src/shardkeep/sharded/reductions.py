@@ -157,7 +157,23 @@ def _combine(
     return whole(partials).to(tensor.device)
 
 
+def any_(tensor: ShardedTensor, dim: object = None) -> torch.Tensor:
+    """Whether some cell is not zero."""
+    _require_all_dims("any", dim)
+    return _combine(tensor, "any", torch.bool, torch.any, torch.any)
+
+
+def all_(tensor: ShardedTensor, dim: object = None) -> torch.Tensor:
+    """Whether no cell is zero."""
+    _require_all_dims("all", dim)
+    return _combine(tensor, "all", torch.bool, torch.all, torch.all)
+
+
 FUNCTIONS: dict[Any, Callable[..., torch.Tensor]] = {
+    torch.any: any_,
+    torch.Tensor.any: any_,
+    torch.all: all_,
+    torch.Tensor.all: all_,
     torch.sum: sum_,
     torch.Tensor.sum: sum_,
     torch.mean: mean,

@@ -11,7 +11,7 @@ import torch
 
 from shardkeep.boxes import Box, ceil_split, find_overlaps, require_tiling
 from shardkeep.errors import CoverError, InvalidError, UnsupportedError
-from shardkeep.layouts import Layout
+from shardkeep.layouts import Layout, ListedLayout
 from shardkeep.sharded.metadata import ShardedTensorMetadata, ShardMetadata, TensorProperties
 from shardkeep.sharded.remote_device import RemoteDevice
 
@@ -139,10 +139,21 @@ def spec_of_layout(layout: Layout, device: torch.device) -> EnumerableShardingSp
             + layout.describe()
         )
     shards = [
-        ShardMetadata.of_box(part.box, RemoteDevice.on_rank(part.rank, device))
-        for part in layout.parts()
+        ShardMetadata.of_box(box, RemoteDevice.on_rank(rank, device))
+        for rank in layout.ranks
+        for box in _buffer_boxes(layout, rank)
     ]
     return EnumerableShardingSpec(shards or [_empty_shard(layout, device)])
+
+
+def _buffer_boxes(layout: Layout, rank: int) -> list[Box]:
+    """A box for each local tensor of a listed layout, empty ones too; else each part's box."""
+    parts = layout.parts_of(rank)
+    if not isinstance(layout, ListedLayout):
+        return [part.box for part in parts]
+    boxes = {part.buffer: part.box for part in parts}
+    shapes = enumerate(layout.buffer_shapes_of(rank))
+    return [boxes.get(number) or Box.whole(shape) for number, shape in shapes]
 
 
 def _empty_shard(layout: Layout, device: torch.device) -> ShardMetadata:

@@ -1,4 +1,8 @@
-"""What state comes of a checkpoint where none is there to be filled? Plain containers and tensors."""
+"""What state comes of a checkpoint where none is there to fill? Plain containers and tensors."""
+
+# torch and NumPy leave from_numpy(), tolist() and the like untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence

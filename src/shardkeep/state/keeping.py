@@ -5,6 +5,10 @@ holds, everything else becomes nodes of the manifest's tree. What cannot be kept
 by its path, before anything is written.
 """
 
+# torch and NumPy leave from_numpy(), tolist() and the like untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

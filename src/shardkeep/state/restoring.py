@@ -4,6 +4,10 @@ The state's own layout decides: each rank wants the boxes that it holds, whateve
 saved from. Everything that does not fit is found before a byte is read.
 """
 
+# torch and NumPy leave from_numpy(), tolist() and the like untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

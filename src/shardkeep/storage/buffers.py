@@ -19,7 +19,12 @@ _MAX_FILE_NBYTES = 2**63 - 1
 
 def readable_views(buffers: Sequence[ReadableBuffer]) -> list[memoryview]:
     """The buffers as flat bytes, without the empty ones."""
-    return [_flat(view) for buffer in buffers if (view := memoryview(buffer)).nbytes]
+    try:
+        return [view.cast("B") for view in map(memoryview, buffers) if view.nbytes]
+    except TypeError as error:
+        raise InvalidError(
+            f"a buffer cannot be seen as plain bytes ({error}): pass contiguous memory, as bytes"
+        ) from error
 
 
 def writable_views(buffers: Sequence[WriteableBuffer]) -> list[memoryview]:
@@ -31,8 +36,8 @@ def writable_views(buffers: Sequence[WriteableBuffer]) -> list[memoryview]:
 
 
 def total_nbytes(views: Sequence[memoryview]) -> int:
-    """How many bytes the views have together."""
-    return sum(view.nbytes for view in views)
+    """How many bytes flat views have together."""
+    return sum(map(len, views))
 
 
 def check_range(offset: int, nbytes: int) -> None:
@@ -54,25 +59,16 @@ def transfer(
     """
     first, moved = 0, 0
     while first < len(views):
-        step = call(views[first : first + MAX_BUFFERS_PER_CALL], offset + moved)
+        batch = views[first : first + MAX_BUFFERS_PER_CALL]
+        step = call(batch, offset + moved)
         if step == 0:
             return
         moved += step
         yield step
-        while first < len(views) and step >= views[first].nbytes:
-            step -= views[first].nbytes
+        if step == total_nbytes(batch):
+            first += len(batch)
+            continue
+        while step >= len(views[first]):
+            step -= len(views[first])
             first += 1
-        if step:
-            views[first] = views[first][step:]
-
-
-def _flat(view: memoryview) -> memoryview:
-    if view.ndim == 1 and view.format == "B" and view.contiguous:
-        return view
-    try:
-        return view.cast("B")
-    except TypeError as error:
-        raise InvalidError(
-            f"a buffer of shape {view.shape}, strides {view.strides} and format {view.format!r} "
-            "cannot be seen as plain bytes: pass contiguous memory, as bytes"
-        ) from error
+        views[first] = views[first][step:]

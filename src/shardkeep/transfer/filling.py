@@ -1,5 +1,9 @@
 """How does a read fill torch memory, also on a device or in another dtype?"""
 
+# torch and NumPy leave from_numpy(), tolist() and the like untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

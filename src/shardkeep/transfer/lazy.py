@@ -1,5 +1,9 @@
 """What is in a checkpoint, read only as far as somebody looks?"""
 
+# torch and NumPy leave from_numpy(), tolist() and the like untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,7 +72,7 @@ class VerifyReport:
 
 
 class Checkpoint(Mapping[str, "StoredTensor"]):
-    """A committed checkpoint: tensors by key, each read when it is indexed. Close it, or use `with`.
+    """A committed checkpoint: tensors by key, each read when it is indexed. Use it in `with`.
 
     It shows the checkpoint as it was when it was opened.
     """

@@ -74,7 +74,8 @@ class Reader:
         if self._threads == 1 or len(acts) == 1:
             return sum(self._act(job, read) for job, read in acts)
         with ThreadPoolExecutor(self._threads, "shardkeep-read") as pool:
-            return sum(pool.map(lambda act: self._act(*act), acts))
+            jobs_of, reads = zip(*acts, strict=True) if acts else ((), ())
+            return sum(pool.map(self._act, jobs_of, reads))
 
     def _act(self, job: FileReads, read: Read) -> int:
         if isinstance(read, DirectRead):
@@ -126,7 +127,7 @@ class Reader:
         size, number = file.block_nbytes, (start - file.data_start) // file.block_nbytes
         for at in range(0, len(data), size):
             block = data[at : at + size]
-            if xxhash.xxh3_64_intdigest(block) != file.digests[number]:
+            if xxhash.xxh3_64_intdigest(block.data) != file.digests[number]:
                 first = start + at
                 names = file.name_bytes(first, first + len(block))
                 raise CorruptError(

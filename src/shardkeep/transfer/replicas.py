@@ -4,6 +4,10 @@ Each rank digests what it shares with others, for each set of holders one digest
 compares. Small tensors are digested whole, of large ones some blocks, or all if asked.
 """
 
+# torch and NumPy leave from_numpy(), tolist() and the like untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -74,7 +78,7 @@ def _digest_whole(view: torch.Tensor) -> int:
 
     hasher = xxhash.xxh3_64()
     for box in cut(tuple(view.shape), max(1, (4 << 20) // view.itemsize)):
-        hasher.update(as_bytes(view[box.slices()]))
+        hasher.update(as_bytes(view[box.slices()]).data)
     return hasher.intdigest()
 
 
@@ -84,7 +88,7 @@ def _digest_sample(view: torch.Tensor) -> int:
     count = _SAMPLE_NBYTES // view.itemsize
     last = view.numel() - count
     for sample in range(_SAMPLES):
-        hasher.update(as_bytes(_cells(view, last * sample // (_SAMPLES - 1), count)))
+        hasher.update(as_bytes(_cells(view, last * sample // (_SAMPLES - 1), count)).data)
     return hasher.intdigest()
 
 

@@ -175,14 +175,14 @@ class _BlockWriter:
         while at < len(data):
             if self._room == BLOCK_NBYTES and len(data) - at >= BLOCK_NBYTES:
                 block = data[at : at + BLOCK_NBYTES]
-                self._digests.append(xxhash.xxh3_64_intdigest(block))
+                self._digests.append(xxhash.xxh3_64_intdigest(block.data))
                 at += BLOCK_NBYTES
             else:
                 at += self._fill(data[at : at + self._room])
 
     def _fill(self, data: Array) -> int:
         """Add to the block that is open, and close it when it is full."""
-        self._open.update(data)
+        self._open.update(data.data)
         self._room -= len(data)
         if not self._room:
             self._close_block()
