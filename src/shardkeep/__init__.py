@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         explain_save as explain_save,
         load as load,
         open as open,
+        prune as prune,
         register_value_type as register_value_type,
         save as save,
         save_async as save_async,
@@ -71,6 +72,10 @@ if TYPE_CHECKING:
         shard_module as shard_module,
         shard_parameter as shard_parameter,
         state_dict_hook as state_dict_hook,
+    )
+    from shardkeep.sharded.optimizer import (
+        ShardedOptimizer as ShardedOptimizer,
+        named_params_with_sharded_tensor as named_params_with_sharded_tensor,
     )
     from shardkeep.sharded.picture import (
         draw_layout as draw_layout,
@@ -156,6 +161,9 @@ if TYPE_CHECKING:
         TensorInfo as TensorInfo,
         VerifyReport as VerifyReport,
     )
+    from shardkeep.transfer.prune import (
+        PruneReport as PruneReport,
+    )
     from shardkeep.transfer.restore import (
         LoadReport as LoadReport,
     )
@@ -186,6 +194,7 @@ else:
             "Mesh": "shardkeep.layouts",
             "NotFoundError": "shardkeep.errors",
             "OutcomeUnknownError": "shardkeep.storage",
+            "PruneReport": "shardkeep.transfer.prune",
             "RankFailedError": "shardkeep.errors",
             "RankInputError": "shardkeep.errors",
             "RanksDisagreeError": "shardkeep.errors",
@@ -195,6 +204,7 @@ else:
             "SaveResult": "shardkeep.checkpoint",
             "Shard": "shardkeep.sharded.shard",
             "ShardMetadata": "shardkeep.sharded.metadata",
+            "ShardedOptimizer": "shardkeep.sharded.optimizer",
             "ShardedTensor": "shardkeep.sharded.sharded_tensor",
             "ShardedTensorBase": "shardkeep.sharded.sharded_tensor",
             "ShardedTensorMetadata": "shardkeep.sharded.metadata",
@@ -237,10 +247,12 @@ else:
             "iterate_state_dict": "shardkeep.state.iterate",
             "load": "shardkeep.checkpoint",
             "load_with_process_group": "shardkeep.sharded.saving",
+            "named_params_with_sharded_tensor": "shardkeep.sharded.optimizer",
             "offload_state_dict_to_cpu": "shardkeep.state.copying",
             "open": "shardkeep.checkpoint",
             "per_rank": "shardkeep.state.keeping",
             "pre_load_state_dict_hook": "shardkeep.sharded.modules",
+            "prune": "shardkeep.checkpoint",
             "register_value_type": "shardkeep.checkpoint",
             "save": "shardkeep.checkpoint",
             "save_async": "shardkeep.checkpoint",

@@ -26,6 +26,7 @@ from shardkeep.transfer.explain import (
 from shardkeep.transfer.groups import council_of
 from shardkeep.transfer.lazy import Checkpoint
 from shardkeep.transfer.progress import Meter, Progress
+from shardkeep.transfer.prune import PruneReport, prune_leftovers
 from shardkeep.transfer.replicas import CheckReplicas
 from shardkeep.transfer.restore import LoadOptions, build, restore
 from shardkeep.transfer.save import SaveOptions, Timings, run_save
@@ -230,6 +231,15 @@ def explain_save(
     """What saving `state` would write, rank by rank; raises the conflicts a save would. SPMD."""
     council = council_of(group, act="explain", timeout=timeout)
     return explain_saving(keep_state(state), council, threads)
+
+
+def prune(path: Path, *, dry_run: bool = False) -> PruneReport:
+    """Remove what saves that were broken off left at `path`; the checkpoint itself stays.
+
+    Not while a save to the same path is under way: its files are not yet part of a checkpoint.
+    """
+    with _opened(path, durable=True) as storage:
+        return prune_leftovers(storage, dry_run=dry_run)
 
 
 def register_value_type(

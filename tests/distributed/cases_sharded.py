@@ -271,7 +271,7 @@ def b12_one_ranks_mistake_is_everyones_error(rank: int, world: int, *, mistake: 
 
 def b12_ranks_that_want_different_things_are_told(rank: int, world: int) -> None:
     tensor = sharded(distinct((8, 2)), chunks(0, range(world)))
-    with pytest.raises(RanksDisagreeError, match=r"(?s)ranks 0, 2-3: \[0\].*rank 1: \[1\]"):
+    with pytest.raises(RanksDisagreeError, match=r"(?s)ranks 0, 2-3: .*0.*rank 1: .*1"):
         tensor.gather(1 if rank == 1 else 0)
     with pytest.raises(RanksDisagreeError, match=r"(?s)rank 0: .*ranks 1-3: "):
         tensor.reshard(chunks(1 if rank == 0 else 0, range(world)))

@@ -53,8 +53,9 @@ def pool4() -> Iterator[Pool]:
 
 @pytest.mark.usefixtures("own_ops")
 @pytest.mark.parametrize("page", pages_with("here"))
-def test_a_page_runs_in_one_process_without_a_group(page):
+def test_a_page_runs_in_one_process_without_a_group(page, tmp_path, monkeypatch):
     assert not dist.is_initialized()
+    monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in page_blocks(page, "here"):
         assert_prints(page, block, run_block(page, block.line, block.code, names))

@@ -14,8 +14,8 @@ from shardkeep.errors import CorruptError, InvalidError, NotFoundError, VersionE
 from shardkeep.manifest import (
     NO_GRID,
     BoxGrid,
-    Digests,
     DictNode,
+    Digests,
     FileRecord,
     FileTable,
     ListNode,

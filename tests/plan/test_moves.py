@@ -65,8 +65,8 @@ def _wishes(draw: st.DrawFn, shape: tuple[int, ...]) -> Layout:
     return ListedLayout.of_wishes(shape, draw(st.lists(wishes, max_size=5)))
 
 
-# 250 examples of 9 cases each.
-@settings(max_examples=examples(250), deadline=None)
+# 200 examples of 9 cases each.
+@settings(max_examples=examples(200), deadline=None)
 @given(cases=cases())
 def test_moves_from_any_layout_fill_any_other(cases: list[Case]):
     for case in cases:

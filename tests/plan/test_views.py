@@ -28,7 +28,7 @@ def entries(draw: st.DrawFn) -> Entry:
     return Entry(draw(st.sampled_from(["float32", "bool"])), shape, layout)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(view=st.dictionaries(st.text(max_size=5), entries(), max_size=3))
 def test_a_view_comes_back_as_it_was_encoded(view: dict[str, Entry]):
     encoded = encode_view(view)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 
 from shardkeep import sharded as sk
 from shardkeep.boxes import Box
 from shardkeep.errors import InvalidError, RankFailedError
-from shardkeep.testing.layout_strategies import DTYPES, distinct_values
+from shardkeep.testing.example_counts import examples
+from shardkeep.testing.layout_strategies import DTYPES, distinct_values, owned_tilings, shapes
 from shardkeep.testing.thread_ranks import ThreadRanks
 from tests.sharded.making import chunks, listed, sharded
 
@@ -40,6 +42,24 @@ def test_a_difference_that_one_rank_has_is_seen_by_all(three: ThreadRanks, spec)
         return torch.equal(one, other), one.equal(other), torch.allclose(one, other)
 
     assert three.run(act) == [(False, False, False)] * 3
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(data=st.data(), shape=shapes())
+def test_any_two_tilings_are_compared(
+    three: ThreadRanks, data: st.DataObject, shape: tuple[int, ...]
+):
+    full = distinct_values(shape)
+    tilings = [data.draw(owned_tilings(shape, range(3))) for _ in range(2)]
+    other = full.clone()
+    if full.numel():
+        other.view(-1)[data.draw(st.integers(0, full.numel() - 1))] = 0
+
+    def act(rank, group):
+        one, same = (sharded(full, tiling, group) for tiling in tilings)
+        return torch.equal(one, same), torch.equal(one, sharded(other, tilings[1], group))
+
+    assert three.run(act) == [(True, not full.numel())] * 3
 
 
 def test_tolerances_are_taken_by_position_and_by_name(three: ThreadRanks):

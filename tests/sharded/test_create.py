@@ -323,12 +323,12 @@ BAD_SHARDS: dict[str, tuple[Callable[[], list[Any]], type[Exception], str]] = {
     "overlap": (
         lambda: [shard(torch.zeros(3), [0]), shard(torch.zeros(2), [2])],
         CoverError,
-        r"the sharded tensor is not tiled.*share \[2:3\]",
+        r"shard \[0:3\] on rank:0/cpu and shard \[2:4\] on rank:0/cpu share \[2:3\]",
     ),
     "gap": (
         lambda: [shard(torch.zeros(3), [0])],
         CoverError,
-        r"the sharded tensor is not tiled.*no box holds \[3:4\]",
+        r"the shards do not make up the tensor: no box holds \[3:4\]",
     ),
 }
 

@@ -447,6 +447,7 @@ INITS: dict[str, Any] = {
     "kaiming_normal_": nn.init.kaiming_normal_,
     "xavier_uniform_": nn.init.xavier_uniform_,
     "xavier_normal_": nn.init.xavier_normal_,
+    "trunc_normal_": lambda t: nn.init.trunc_normal_(t, 5.0, 1.0, 4.0, 6.0),
 }
 
 

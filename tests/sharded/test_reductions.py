@@ -60,6 +60,11 @@ REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "mean dtype": lambda t: torch.mean(t, dtype=torch.float64),
     "norm dtype": lambda t: torch.linalg.vector_norm(t, dtype=torch.float64),
     "empty dims": lambda t: torch.amax(t, dim=()),
+    "any": torch.any,
+    "method any": lambda t: (t > 3.5).any(),
+    "no any": lambda t: (t > 9).any(),
+    "all": torch.all,
+    "method all": lambda t: (t > -2).all(),
 }
 
 

@@ -34,6 +34,10 @@ from shardkeep.sharded.modules import (
     shard_parameter as shard_parameter,
     state_dict_hook as state_dict_hook,
 )
+from shardkeep.sharded.optimizer import (
+    ShardedOptimizer as ShardedOptimizer,
+    named_params_with_sharded_tensor as named_params_with_sharded_tensor,
+)
 from shardkeep.sharded.picture import draw_layout as draw_layout
 from shardkeep.sharded.remote_device import RemoteDevice as RemoteDevice
 from shardkeep.sharded.saving import load_with_process_group as load_with_process_group

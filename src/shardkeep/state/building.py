@@ -49,11 +49,18 @@ def build_sparse(node: SparseNode, parts: Mapping[str, torch.Tensor]) -> torch.T
     shape: Sequence[int] = node.shape
     if node.layout == "sparse_coo":
         return torch.sparse_coo_tensor(
-            parts["indices"], parts["values"], shape, is_coalesced=node.coalesced
+            parts["indices"],
+            parts["values"],
+            shape,
+            is_coalesced=node.coalesced,
+            # Indices outside the shape would be used unchecked later.
+            check_invariants=True,
         )
     plain, compressed, values = parts.values()
     layout: torch.layout = getattr(torch, node.layout)
-    return torch.sparse_compressed_tensor(plain, compressed, values, shape, layout=layout)
+    return torch.sparse_compressed_tensor(
+        plain, compressed, values, shape, layout=layout, check_invariants=True
+    )
 
 
 def tensor_numbers(node: Node) -> list[int]:

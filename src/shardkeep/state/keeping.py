@@ -12,7 +12,7 @@ by its path, before anything is written.
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from shardkeep.plan import Entry
 from shardkeep.sharded.leaves import leaf_kind, local_tensors
 from shardkeep.state.dtypes import DTYPE_NAMES
 from shardkeep.state.paths import Path, flat_keys, path_text
-from shardkeep.state.tree import Opened, nodes, open_container
+from shardkeep.state.tree import Node as TreeNode, Opened, nodes, open_container
 
 
 @runtime_checkable
@@ -80,12 +80,17 @@ class KeptState:
         return sum(part.nbytes for parts in self.memory.values() for part in parts)
 
 
+def is_live(leaf: object) -> TypeGuard[Stateful]:
+    """Whether this is an object with a state of its own; a class has the methods, but no state."""
+    return isinstance(leaf, Stateful) and not isinstance(leaf, torch.Tensor | type)
+
+
 def expand(tree: Any) -> Any:
     """The tree with live objects replaced by their state dicts."""
     from shardkeep.state.tree import map_tree
 
     def visit(path: Path, leaf: Any) -> Any:
-        if isinstance(leaf, Stateful) and not isinstance(leaf, torch.Tensor):
+        if is_live(leaf):
             return expand(leaf.state_dict())
         return leaf
 
@@ -101,8 +106,7 @@ class _Keeper:
     def __init__(self, tree: Any) -> None:
         self._root = tree
         self._kept = KeptState()
-        leaf_paths = [node.path for node in nodes(tree) if node.opened is None]
-        self._keys = flat_keys(leaf_paths)
+        self._keys = flat_keys(path for node in nodes(tree) for path in _tensor_paths(node))
         self._numbers: dict[str, int] = {}
         self._seen: dict[object, str] = {}
 
@@ -155,14 +159,19 @@ class _Keeper:
         return SparseNode(layout, tuple(leaf.shape), coalesced, made)
 
     def _from_numpy(self, array: Any, path: Path) -> torch.Tensor:
+        if type(array) not in (np.ndarray, np.memmap):
+            # A masked array would lose its mask, others their meaning.
+            raise InvalidError(
+                f"{path_text(path)} is a {type(array).__name__}; plain NumPy arrays are kept"
+            )
         try:
-            return torch.from_numpy(np.require(array, requirements=["W", "A"]))
-        except TypeError as error:
+            return torch.from_numpy(np.require(array, requirements=["C", "W", "A"]))
+        except (TypeError, ValueError) as error:
             raise InvalidError(f"{path_text(path)}: {error}") from error
 
     def _number(self, path: Path, leaf: torch.Tensor, suffix: Path) -> int:
         """The number of the tensor among all that are kept; a tied one has its twin's."""
-        key = ".".join([self._keys[path], *map(str, suffix)])
+        key = self._keys[(*path, *suffix)]
         layout = _layout(leaf, path)
         memory = local_tensors(leaf)
         identity = _identity(leaf, layout, memory)
@@ -177,8 +186,11 @@ class _Keeper:
         return self._numbers[key]
 
     def _own(self, own: PerRank, path: Path) -> Node:
-        kept = _Keeper(own.value).run()
-        if kept.entries:
+        try:
+            kept = _Keeper(own.value).run()
+        except InvalidError as error:
+            raise type(error)(f"per_rank at {path_text(path)}: {error}") from error
+        if kept.entries or kept.per_rank:
             raise InvalidError(
                 f"{path_text(path)}: per_rank keeps values, no tensors; turn a small tensor into "
                 "bytes or a list, or save each under a key with its rank"
@@ -186,6 +198,14 @@ class _Keeper:
         key = self._keys[path]
         self._kept.per_rank[key] = kept.tree
         return PerRankNode(key)
+
+
+def _tensor_paths(node: TreeNode) -> list[Path]:
+    """The place of a leaf; of a sparse one, the places of its parts."""
+    if node.opened is not None:
+        return []
+    parts = _SPARSE_PARTS.get(node.value.layout) if leaf_kind(node.value) == "tensor" else None
+    return [(*node.path, name) for name in parts] if parts else [node.path]
 
 
 def _value(value: Any, path: Path) -> Any:
@@ -219,7 +239,16 @@ def _identity(leaf: torch.Tensor, layout: Layout | None, memory: Sequence[torch.
     if not leaf.numel() or not memory:
         return object()
     places = tuple(
-        (_storage_id(part), part.storage_offset(), part.shape, part.stride()) for part in memory
+        (
+            _storage_id(part),
+            part.storage_offset(),
+            part.shape,
+            part.stride(),
+            # A conjugate shares its twin's memory, but not its values.
+            part.is_conj(),
+            part.is_neg(),
+        )
+        for part in memory
     )
     return leaf.dtype, tuple(leaf.shape), layout, places
 
@@ -230,16 +259,20 @@ def _storage_id(part: torch.Tensor) -> int:
 
 
 Part = Callable[[Any], torch.Tensor]
+_ROWS: dict[str, Part] = {
+    "crow_indices": lambda t: t.crow_indices(),
+    "col_indices": lambda t: t.col_indices(),
+    "values": lambda t: t.values(),
+}
+_COLUMNS: dict[str, Part] = {
+    "ccol_indices": lambda t: t.ccol_indices(),
+    "row_indices": lambda t: t.row_indices(),
+    "values": lambda t: t.values(),
+}
 _SPARSE_PARTS: dict[torch.layout, dict[str, Part]] = {
     torch.sparse_coo: {"indices": lambda t: t._indices(), "values": lambda t: t._values()},
-    torch.sparse_csr: {
-        "crow_indices": lambda t: t.crow_indices(),
-        "col_indices": lambda t: t.col_indices(),
-        "values": lambda t: t.values(),
-    },
-    torch.sparse_csc: {
-        "ccol_indices": lambda t: t.ccol_indices(),
-        "row_indices": lambda t: t.row_indices(),
-        "values": lambda t: t.values(),
-    },
+    torch.sparse_csr: _ROWS,
+    torch.sparse_csc: _COLUMNS,
+    torch.sparse_bsr: _ROWS,
+    torch.sparse_bsc: _COLUMNS,
 }

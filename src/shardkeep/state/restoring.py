@@ -34,7 +34,7 @@ from shardkeep.manifest import (
 )
 from shardkeep.sharded.leaves import leaf_kind, local_tensors, with_local_tensors
 from shardkeep.state.dtypes import DTYPE_NAMES, TORCH_DTYPES
-from shardkeep.state.keeping import PerRank, Stateful, expand
+from shardkeep.state.keeping import PerRank, Stateful, expand, is_live
 from shardkeep.state.paths import Path, dotted, path_text
 from shardkeep.state.tree import leaves
 
@@ -129,7 +129,7 @@ class _Fitter:
         if isinstance(node, ValueNode | PerRankNode):
             self._value(path, leaf, node)
         elif isinstance(node, SparseNode):
-            self.fit.sparse[path] = node
+            self._sparse(path, leaf, node)
         elif isinstance(node, TensorNode | ArrayNode):
             self._tensor(path, leaf, self._manifest.tensors[node.index])
         self.fit.loaded.append(dotted(path))
@@ -142,11 +142,33 @@ class _Fitter:
         else:
             self.fit.replaced[path] = node.value
 
+    def _sparse(self, path: Path, leaf: Any, node: SparseNode) -> None:
+        """A sparse tensor is made anew: how many cells it stores is the checkpoint's matter."""
+        values = dict(node.parts)["values"]
+        if leaf_kind(leaf) is None or f"torch.{node.layout}" != str(leaf.layout):
+            here = leaf.layout if leaf_kind(leaf) else f"a {type(leaf).__name__}"
+            self._mismatch(path, f"is {here} here, torch.{node.layout} in the checkpoint")
+        elif tuple(leaf.shape) != node.shape:
+            self._mismatch(
+                path, f"has shape {tuple(leaf.shape)} here, {node.shape} in the checkpoint"
+            )
+        elif isinstance(values, TensorNode):
+            there = TORCH_DTYPES[self._manifest.tensors[values.index].dtype]
+            if leaf.dtype != there:
+                self._mismatch(path, f"is {leaf.dtype} here, {there} in the checkpoint")
+            self.fit.sparse[path] = node
+
     def _tensor(self, path: Path, leaf: Any, record: TensorRecord) -> None:
         if isinstance(leaf, np.ndarray):
-            leaf = torch.from_numpy(cast("Any", leaf))
+            array = cast("Any", leaf)
+            if not array.flags.writeable or min(array.strides, default=0) < 0:
+                self._mismatch(path, "is an array that cannot be filled (read-only or reversed)")
+                return
+            leaf = torch.from_numpy(array)
         if leaf_kind(leaf) is None:
             self._mismatch(path, f"is a {type(leaf).__name__} here, a tensor in the checkpoint")
+        elif leaf.layout is not torch.strided:
+            self._mismatch(path, f"is {leaf.layout} here, torch.strided in the checkpoint")
         elif tuple(leaf.shape) != record.shape:
             self._mismatch(
                 path, f"has shape {tuple(leaf.shape)} here, {record.shape} in the checkpoint"
@@ -219,13 +241,9 @@ class Shadow:
     @classmethod
     def of(cls, state: Any) -> "Shadow":
         """The state's leaves; modules, optimizers and the like stand for their state dicts."""
-        if isinstance(state, Stateful) and not isinstance(state, torch.Tensor):
+        if is_live(state):
             return cls(expand(state.state_dict()), {(): state})
-        objects = {
-            path: leaf
-            for path, leaf in leaves(state)
-            if isinstance(leaf, Stateful) and not isinstance(leaf, torch.Tensor)
-        }
+        objects = {path: leaf for path, leaf in leaves(state) if is_live(leaf)}
         return cls(expand(state), objects)
 
     def owner(self, path: Path) -> Path | None:

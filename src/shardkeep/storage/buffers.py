@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
 # How many buffers one call takes; POSIX promises 16.
-MAX_BUFFERS_PER_CALL: int = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in os.sysconf_names else 16
+MAX_BUFFERS_PER_CALL = max(16, os.sysconf("SC_IOV_MAX"))
 
 _MAX_FILE_NBYTES = 2**63 - 1
 

@@ -84,10 +84,13 @@ class Background:
         """Raise the error of an earlier save that nobody has seen."""
         with self._lock:
             handles = list(self._open)
-            self._open = [handle for handle in handles if not handle.done()]
         for handle in handles:
-            error = handle.unseen_error()
+            over, error = handle.done(), handle.unseen_error()
+            if over:
+                with self._lock:
+                    self._open.remove(handle)
             if error is not None:
+                # Those behind it stay: one error is raised at a time.
                 raise error
 
     def submit(self, handle: Handle[T], act: Callable[[], T]) -> None:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from shardkeep.errors import ConflictError, NotFoundError, StorageError, name_ranks
+from shardkeep.errors import (
+    ConflictError,
+    NotFoundError,
+    ShardkeepError,
+    StorageError,
+    name_ranks,
+)
 from shardkeep.manifest import MANIFEST_NAME as MANIFEST, FileRecord, file_name
+from shardkeep.manifest.limits import MAX_MANIFEST_NBYTES
 from shardkeep.storage import Storage
 
 
 def committed_manifest(storage: Storage) -> bytes | None:
     """The bytes of the manifest that is there now; None if there is none."""
     try:
-        return storage.read(MANIFEST, 0, storage.size(MANIFEST))
+        return storage.get(MANIFEST, max_nbytes=MAX_MANIFEST_NBYTES)
     except NotFoundError:
         return None
 
@@ -61,5 +68,5 @@ def remove_files(storage: Storage, names: Iterable[str]) -> None:
     for name in names:
         try:
             storage.delete(name, missing_ok=True)
-        except OSError:
+        except (OSError, ShardkeepError):
             continue

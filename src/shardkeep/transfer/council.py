@@ -17,6 +17,9 @@ from shardkeep.errors import DeadlineError, RankFailedError, RankInputError, nam
 _FIRST_PAUSE = 0.0002
 _LONGEST_PAUSE = 0.02
 
+# Whoever leaves last clears all of them, also those in which it had no part.
+_PHASES = ("plan", "views", "agree", "write", "explain", "load")
+
 
 class NoteStore(Protocol):
     """What is used of a c10d Store."""
@@ -182,10 +185,11 @@ class StoreCouncil:
 
     def _clear(self) -> None:
         """The last to leave removes what is left."""
-        for phase in self._phases:
+        phases = dict.fromkeys([*_PHASES, *self._phases])
+        for phase in phases:
             self._delete([self._key(phase, "count"), self._key(phase, "all")])
         if self._store.check([self._key("failed", "note")]):
-            self._delete([self._key(p, rank) for p in self._phases for rank in self.ranks])
+            self._delete([self._key(phase, rank) for phase in phases for rank in self.ranks])
         self._delete([f"{self._topic}/{name}" for name in ("failed/count", "failed/note")])
         self._delete([self._key("left", "count")])
 

@@ -57,7 +57,8 @@ def fill_slots(
 
 def _is_in_place(slot: Slot) -> bool:
     memory = slot.memory
-    return memory.device.type == "cpu" and memory.dtype == TORCH_DTYPES[slot.record.dtype]
+    is_plain = memory.device.type == "cpu" and not memory.is_conj() and not memory.is_neg()
+    return is_plain and memory.dtype == TORCH_DTYPES[slot.record.dtype]
 
 
 def _bits(memory: torch.Tensor) -> Any:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from shardkeep.errors import NotFoundError
 from shardkeep.manifest import Header, Manifest, decode_listed_header, decode_manifest
+from shardkeep.manifest.limits import MAX_MANIFEST_NBYTES
 from shardkeep.transfer.commit import MANIFEST
 from shardkeep.transfer.read import OpenFile
 
@@ -20,13 +21,15 @@ class ReadStorage(Protocol):
     @property
     def location(self) -> str: ...
     def read(self, key: str, offset: int, nbytes: int) -> bytes: ...
+    def get(self, key: str, *, max_nbytes: int) -> bytes: ...
     def size(self, key: str) -> int: ...
 
 
 def read_manifest(storage: ReadStorage) -> Manifest:
     """The checked manifest; NotFoundError if nothing was committed there."""
     try:
-        data = storage.read(MANIFEST, 0, storage.size(MANIFEST))
+        # In one go: between its size and its bytes another save might replace it.
+        data = storage.get(MANIFEST, max_nbytes=MAX_MANIFEST_NBYTES)
     except NotFoundError as error:
         raise NotFoundError(
             f"{storage.location} holds no checkpoint: there is no {MANIFEST}. A save that was "

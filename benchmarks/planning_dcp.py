@@ -1,0 +1,68 @@
+"""What does PyTorch's coordinator do with the plans of all ranks?"""
+
+import gc
+import pickle
+import time
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+
+from benchmarks.planned_models import shapes
+
+
+@dataclass(frozen=True)
+class DcpFigures:
+    ranks: int
+    plan_seconds: float
+    """Checking and joining the plans of all ranks."""
+    pickle_seconds: float
+    """The plans come in and go out pickled, and so do the metadata."""
+    metadata_nbytes: int
+
+    @property
+    def seconds(self) -> float:
+        return self.plan_seconds + self.pickle_seconds
+
+
+def plan_as_dcp(ranks: int) -> DcpFigures:
+    """The coordinator's work on hand-made local plans of FSDP shards."""
+    sent = [pickle.dumps(_local_plan(rank, ranks)) for rank in range(ranks)]
+    gc.collect()
+    start = time.process_time()
+    plans = [pickle.loads(plan) for plan in sent]
+    received = time.process_time()
+    planner = DefaultSavePlanner()
+    planner.set_up_planner({}, is_coordinator=True)
+    new_plans, metadata = planner.create_global_plan(plans)
+    planned = time.process_time()
+    for plan in new_plans:
+        pickle.dumps(plan)
+    nbytes = len(pickle.dumps(metadata))
+    end = time.process_time()
+    return DcpFigures(ranks, planned - received, received - start + end - planned, nbytes)
+
+
+def _local_plan(rank: int, ranks: int) -> SavePlan:
+    return SavePlan([_item(key, shape, rank, ranks) for key, shape in shapes().items()])
+
+
+def _item(key: str, shape: tuple[int, ...], rank: int, ranks: int) -> WriteItem:
+    rows = -(-shape[0] // ranks)
+    offsets = torch.Size([min(rows * rank, shape[0]), *(0 for _ in shape[1:])])
+    sizes = torch.Size([min(rows, shape[0] - offsets[0]), *shape[1:]])
+    chunk = ChunkStorageMetadata(offsets, sizes)
+    properties = TensorProperties(dtype=torch.bfloat16)
+    data = TensorWriteData(chunk, properties, torch.Size(shape))
+    return WriteItem(MetadataIndex(key, offsets), WriteItemType.SHARD, tensor_data=data)
