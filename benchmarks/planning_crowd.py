@@ -79,13 +79,7 @@ def commit_seconds(how: Parallelism, ranks: int) -> tuple[float, int]:
     }
     kept = KeptState(view.tree, dict(entries), memory)
     options = SaveOptions(False, 2, "sample", {}, Meter("saving", None, show=False))
-    timings = _CpuTimings()
+    timings = Timings(clock=time.process_time)
     run_save(lambda: (kept, storage), crowd, options, timings)
     seconds = timings.seconds["plan"] + timings.seconds["commit"] - crowd.seconds
     return seconds, storage.size("manifest.json")
-
-
-class _CpuTimings(Timings):
-    """Other benchmarks' load does not count."""
-
-    clock = staticmethod(time.process_time)

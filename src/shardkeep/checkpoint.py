@@ -105,7 +105,7 @@ def save_async(
         with timings.phase("stage"):
             kept, snapshot = _staged(keep_state(state))
     except BaseException as error:
-        council.fail("save (stage)", error)
+        council.fail("save (stage)", error, undone=True)
         council.leave(done=False)
         _background.give_back()
         raise
@@ -214,7 +214,8 @@ def load(
 
 def open(path: Path, *, threads: int = THREADS) -> Checkpoint:
     """A checkpoint to look into: keys, shapes, slices, verification. Reads only what is asked."""
-    return Checkpoint(open_storage(path, create=False, durable=False), threads=threads)
+    storage = open_storage(path, create=False, durable=False)
+    return Checkpoint(storage, threads=threads, owns_storage=storage is not path)
 
 
 def explain(

@@ -111,6 +111,8 @@ class RankFailedError(ShardkeepError, RuntimeError):
     def __init__(self, failures: Mapping[int, str], phase: str) -> None:
         self.failures: Mapping[int, str] = dict(sorted(failures.items()))
         self.phase = phase
+        self.undone = False
+        """Whether it is certain that the common act left nothing behind."""
         # These arguments, not the text, are what pickle hands to the copy.
         super().__init__(self.failures, phase)
 

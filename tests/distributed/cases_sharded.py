@@ -1,4 +1,4 @@
-"""Sharded tensors on real ranks, above all where PyTorch's lose data, crash or hang."""
+"""Sharded tensors on real ranks, where PyTorch's lose data, crash or hang."""
 
 from __future__ import annotations
 
@@ -12,22 +12,15 @@ from torch import nn
 
 from shardkeep import (
     Box,
-    EnumerableShardingSpec,
-    Layout,
-    RankFailedError,
     RankInputError,
-    RanksDisagreeError,
     Shard,
     ShardedTensor,
     Sharder,
     ShardingPlan,
-    ShardMetadata,
     init_from_local_shards,
     shard_module,
-    shard_parameter,
     shard_tensor,
 )
-from shardkeep.sharded import full, ones_like, rand, zeros_like
 from tests.distributed.tensors import (
     as_sharded,
     assert_group_works,
@@ -173,115 +166,6 @@ def b11_reshard_leaves_its_tensor_alone(rank: int, world: int) -> None:
     assert_holds(tensor, values)
 
 
-def _wrong_shards(rank: int) -> None:
-    values = distinct((8, 2))
-    offset = 2 * rank
-    rows = values[offset : offset + 2]
-    if rank == 2:
-        rows = rows.t().contiguous().t()
-    init_from_local_shards([Shard.from_tensor_and_offsets(rows, (offset, 0), rank)], 8, 2)
-
-
-def _wrong_type(rank: int) -> None:
-    shard = Shard.from_tensor_and_offsets(torch.zeros(2, 2), (2 * rank, 0), rank)
-    mine = ["no shard"] if rank == 2 else [shard]
-    init_from_local_shards(mine, 8, 2)  # type: ignore[arg-type]
-
-
-def _wrong_size(rank: int) -> None:
-    shard = Shard.from_tensor_and_offsets(torch.zeros(2, 2), (2 * rank, 0), rank)
-    init_from_local_shards([shard], -8 if rank == 2 else 8, 2)
-
-
-def _wrong_out(rank: int) -> None:
-    tensor = sharded(distinct((8, 2)), chunks(0, range(4)))
-    tensor.gather(2, torch.empty(8, 3) if rank == 2 else None)
-
-
-def _wrong_goal(rank: int) -> None:
-    tensor = sharded(distinct((8, 2)), chunks(0, range(4)))
-    tensor.reshard(chunks(5 if rank == 2 else 1, range(4)))
-
-
-def _no_goal(rank: int) -> None:
-    tensor = sharded(distinct((8, 2)), chunks(0, range(4)))
-    tensor.reshard("rows" if rank == 2 else chunks(1, range(4)))  # type: ignore[arg-type]
-
-
-def _wrong_box(rank: int) -> None:
-    tensor = sharded(distinct((8, 2)), chunks(0, range(4)))
-    tensor.fetch(Box((0, 0), (9 if rank == 2 else 8, 2)))
-
-
-def _wrong_spec(rank: int) -> None:
-    spec = "rows" if rank == 2 else chunks(0, range(4))
-    shard_tensor(distinct((8, 2)), spec)  # type: ignore[arg-type]
-
-
-def _wrong_owner(rank: int) -> None:
-    shard_tensor(distinct((8, 2)), chunks(0, [0, 1, 2, 9 if rank == 2 else 3]))
-
-
-def _no_tensor(rank: int) -> None:
-    values = None if rank == 2 else distinct((8, 2))
-    shard_tensor(values, chunks(0, range(4)))  # type: ignore[arg-type]
-
-
-def _no_parameter(rank: int) -> None:
-    module = nn.Linear(3, 4, bias=rank != 2)
-    shard_parameter(module, "bias", chunks(0, range(4)))
-
-
-def _wrong_plan(rank: int) -> None:
-    path = "missing.weight" if rank == 2 else "0.weight"
-    shard_module(nn.Sequential(nn.Linear(3, 4)), ShardingPlan({path: chunks(0, range(4))}))
-
-
-def _wrong_ids(rank: int) -> None:
-    table = sharded(distinct((8, 2)), chunks(0, range(4)))
-    nn.functional.embedding(torch.tensor([1, 8 if rank == 2 else 7]), table)
-
-
-WRONG_ON_RANK_2 = {
-    "shards": _wrong_shards,
-    "type": _wrong_type,
-    "size": _wrong_size,
-    "out": _wrong_out,
-    "goal": _wrong_goal,
-    "no_goal": _no_goal,
-    "box": _wrong_box,
-    "spec": _wrong_spec,
-    "owner": _wrong_owner,
-    "no_tensor": _no_tensor,
-    "no_parameter": _no_parameter,
-    "plan": _wrong_plan,
-    "ids": _wrong_ids,
-}
-
-
-def b12_one_ranks_mistake_is_everyones_error(rank: int, world: int, *, mistake: str) -> str:
-    """What this rank was told."""
-    # Rank 2 may raise what the mistake is, such as an AttributeError, with the same text.
-    expected = Exception if rank == 2 else RankFailedError
-    with pytest.raises(expected, match=r"failed on rank 2\n  rank 2: ") as caught:
-        WRONG_ON_RANK_2[mistake](rank)
-    assert_group_works()
-    return str(caught.value)
-
-
-def b12_ranks_that_want_different_things_are_told(rank: int, world: int) -> None:
-    tensor = sharded(distinct((8, 2)), chunks(0, range(world)))
-    with pytest.raises(RanksDisagreeError, match=r"(?s)ranks 0, 2-3: .*0.*rank 1: .*1"):
-        tensor.gather(1 if rank == 1 else 0)
-    with pytest.raises(RanksDisagreeError, match=r"(?s)rank 0: .*ranks 1-3: "):
-        tensor.reshard(chunks(1 if rank == 0 else 0, range(world)))
-    rows = torch.zeros(2, 2, dtype=torch.float64 if rank == 3 else torch.float32)
-    mine = [Shard.from_tensor_and_offsets(rows, (2 * rank, 0), rank)]
-    with pytest.raises(ValueError, match=r"dtype is float32 on rank 0, but float64 on rank 3"):
-        init_from_local_shards(mine, 8, 2)
-    assert_group_works()
-
-
 def b13_equal_and_allclose_agree_on_all_ranks(rank: int, world: int) -> None:
     values = torch.arange(14.0).reshape(7, 2)
     tensor = sharded(values, chunks(0, range(world)))
@@ -381,129 +265,3 @@ def b15_a_rank_without_shards_answers_like_the_others(rank: int, world: int) -> 
     assert doubled.dtype == torch.float32
     assert_same(doubled.full_tensor(), distinct((3, 2)) * 2)
     assert tensor.to("meta").is_meta is True
-
-
-def empty_shards_on_some_ranks_gather(rank: int, world: int) -> None:
-    """pytorch#150928: a rank may bring nothing, or shards without cells."""
-    values = distinct((5, 2), torch.int64)
-    pieces = {0: [values[:3]], 1: [], 2: [values[3:3]], 3: [values[3:3], values[3:]]}[rank]
-    starts = {0: [0], 1: [], 2: [3], 3: [3, 3]}[rank]
-    mine = [
-        Shard.from_tensor_and_offsets(piece, (start, 0), rank)
-        for piece, start in zip(pieces, starts, strict=True)
-    ]
-    tensor = init_from_local_shards(mine, 5, 2)
-
-    assert_same(tensor.full_tensor(), values)
-    gathered = tensor.gather(1)
-    if rank == 1:
-        assert_same(gathered, values)
-
-
-def to_keeps_what_it_is_told(rank: int, world: int) -> None:
-    values = distinct((5, 2), torch.int32).float()
-    tensor = sharded(values, chunks(0, [3, 1, 2, 0]))
-    for moved in (
-        tensor.to("cpu", dtype=torch.float64),
-        tensor.to("cpu", torch.float64),
-        tensor.to("cpu", torch.float64, False),
-        tensor.to("cpu", torch.float64, False, True),
-        tensor.to(device="cpu", dtype=torch.float64),
-        tensor.to(torch.float64),
-        tensor.to(torch.zeros((), dtype=torch.float64)),
-        as_sharded(tensor.double()),
-    ):
-        assert moved.dtype == torch.float64
-        assert moved.metadata().tensor_properties.dtype == torch.float64
-        assert_holds(moved, values.double())
-    # The device that is named is the one it has: nothing to do.
-    assert tensor.to("cpu") is tensor
-    assert tensor.to(torch.device("cpu")) is tensor
-    assert tensor.cpu() is tensor
-    assert tensor.to("cpu", copy=True) is not tensor
-
-
-def to_keeps_the_owners_of_all_shards(rank: int, world: int) -> None:
-    tensor = sharded(distinct((5, 2)), chunks(0, [3, 1, 2, 0]))
-    owners = [3, 1, 2, 0]
-    for moved, device in ((tensor.to(torch.float64), "cpu"), (tensor.to("meta"), "meta")):
-        placements = [str(record.placement) for record in moved.metadata().shards_metadata]
-        assert placements == [f"rank:{owner}/{device}" for owner in owners]
-
-
-def likes_keep_dtype_and_group(rank: int, world: int) -> None:
-    with subgroup([1, 3]) as group:
-        if group is None:
-            return
-        tensor = sharded(distinct((5, 2), torch.int16), chunks(0, [3, 1]), group)
-        for made, value in ((zeros_like(tensor), 0), (ones_like(tensor), 1)):
-            assert made.dtype == torch.int16
-            assert made.process_group is group
-            expected = torch.full((5, 2), value, dtype=torch.int16)
-            assert_same(made.full_tensor(), expected)
-        wide = zeros_like(tensor, dtype=torch.float64)
-        assert_same(wide.full_tensor(), torch.zeros(5, 2, dtype=torch.float64))
-
-
-def full_has_the_dtype_of_its_value(rank: int, world: int) -> None:
-    made = full(chunks(0, range(world)), (5, 2), 2**25 + 1)
-    assert_same(made.full_tensor(), torch.full((5, 2), 2**25 + 1))
-
-
-def equal_seeds_make_different_shards(rank: int, world: int) -> None:
-    torch.manual_seed(7)
-    whole = rand(chunks(0, range(world)), 8, 5).full_tensor()
-    assert len(set(whole.flatten().tolist())) == 40
-
-
-def a_placement_without_a_rank_is_refused(rank: int, world: int) -> None:
-    with pytest.raises(ValueError, match=r"owned by no rank.*rank:0/cpu"):
-        ShardedTensor(EnumerableShardingSpec([ShardMetadata([0], [4], "cpu")]), 4)
-
-
-def reshard_between_all_kinds_of_tilings(rank: int, world: int) -> None:
-    values = distinct((7, 5), torch.int64)
-    goals = [
-        chunks(0, range(world)),
-        chunks(1, [2, 0, 3, 1]),
-        chunks(0, [1, 1, 2]),
-        Layout.grid((7, 5), (2, 2), [3, 2, 1, 0]),
-        boxes(
-            (2, Box((0, 0), (4, 1))),
-            (2, Box((4, 0), (7, 1))),
-            (0, Box((0, 1), (7, 2))),
-            (3, Box((0, 2), (2, 5))),
-            (2, Box((2, 2), (7, 5))),
-        ),
-    ]
-    start = sharded(values, chunks(0, range(world)))
-    for first, second in itertools.product(goals, repeat=2):
-        moved = start.reshard(first).reshard(second)
-        assert_holds(moved, values)
-        assert_same(moved.full_tensor(), values)
-
-
-def fetch_brings_each_rank_its_own_box(rank: int, world: int) -> None:
-    values = distinct((7, 5), torch.int64)
-    tensor = sharded(values, chunks(0, [3, 1, 0, 2]))
-    wanted = [None, Box((0, 0), (7, 5)), Box((2, 1), (6, 4)), Box((3, 3), (3, 5))][rank]
-    found = tensor.fetch(wanted)
-    if wanted is None:
-        assert found is None
-    else:
-        assert_same(found, values[wanted.slices()])
-    assert_same(
-        tensor.fetch((slice(-2, None), slice(rank, rank + 1))), values[-2:, rank : rank + 1]
-    )
-
-
-def tensors_larger_than_a_message(rank: int, world: int) -> None:
-    """Each rank's part travels in several messages, straight from memory or packed."""
-    values = torch.arange(2500 * 2000, dtype=torch.float64).reshape(2500, 2000)
-    rows = sharded(values, chunks(0, range(world)))
-    columns = rows.reshard(chunks(1, [3, 0, 2, 1]))
-    assert_holds(columns, values)
-    for tensor in (rows, columns):
-        gathered = tensor.gather(1)
-        if rank == 1:
-            assert_same(gathered, values)

@@ -46,9 +46,9 @@ def test_a_failure_shows_every_rank_and_the_next_call_gets_new_ranks(pool2):
     assert not [pid for pid in before if is_alive(pid)]
 
 
-def test_ranks_that_hang_are_shown_with_the_line_they_are_at(pool2):
+def test_ranks_that_hang_are_shown_with_the_line_they_are_at(pool2, monkeypatch):
     pool2.run(cases_pool.pid)
-    pool2.call_seconds = 1.0
+    monkeypatch.setattr(pool2, "call_seconds", 1.0)
 
     with pytest.raises(RanksFailed, match=r"(?s)rank 0: no answer.*barrier.*rank 1: .*sleep\(600"):
         pool2.run(cases_pool.one_rank_never_comes)

@@ -82,12 +82,12 @@ def test_a_grid_of_very_many_cells_answers_at_once():
     count = 2**24
     grid = SplitGrid(((2**12, 2**6), (2**6,)), Runs(((0, 1, count),)))
     shape = (2**40, 2**20)
-    start = time.perf_counter()
+    start = time.process_time()
 
     (chunk,) = grid.chunks_meeting(shape, Box((2**40 - 1, 2**20 - 1), (2**40, 2**20)))
     assert chunk == (Box((2**40 - 2**22, 2**20 - 2**14), shape), count - 1)
     assert next(grid.chunks(shape)) == (Box((0, 0), (2**22, 2**14)), 0)
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 def test_other_dims_are_refused():

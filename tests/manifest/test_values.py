@@ -139,10 +139,10 @@ def test_other_types_are_refused(value: object, reason: str):
     ],
 )
 def test_what_no_writer_writes_is_rejected(data, reason: str):
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(CorruptError, match=reason):
         decode_value(data)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @given(any_json)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardkeep.boxes import Box
-from shardkeep.layouts import Layout, MeshLayout, Part
+from shardkeep.layouts import Layout, MeshLayout, Part, Replicate
 from shardkeep.plan.divide import (
     Cut,
     Division,
@@ -105,14 +105,15 @@ class _Writers:
     def _share_files(self, division: RegularDivision, tensor: Tensor) -> RegularDivision:
         if self.file_count == 1:
             return division
-        rank_count = len(tensor.layout.ranks)
+        rank_count = len(division.layout.mesh.ranks)
+        holders = _holder_class(tensor.layout)
         mine = tensor.nbytes / rank_count
-        fair = self.class_nbytes[_holder_class(tensor.layout)] / rank_count / self.file_count
+        fair = self.class_nbytes[holders] / rank_count / self.file_count
         if mine > _MAX_SHARE * fair:
             split = _cut_once_more(division, Cut(self.file_count, "files"))
             if split is not None:
                 return split
-        writers = (_holder_class(tensor.layout), division.replica)
+        writers = (holders, division.replica)
         return replace(division, number=self._file(writers, math.ceil(mine)))
 
     def _file(self, writers: object, nbytes: int) -> int:
@@ -138,7 +139,7 @@ class _Writers:
 def _holder_class(layout: Layout) -> object:
     """Tensors of one class have the same sets of replicas, so that their bytes can be balanced."""
     if isinstance(layout, MeshLayout):
-        return layout.mesh, tuple(str(p) == "R" for p in layout.placements)
+        return layout.mesh, tuple([isinstance(p, Replicate) for p in layout.placements])
     return layout.ranks
 
 

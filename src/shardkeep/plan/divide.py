@@ -7,23 +7,27 @@ axis, the replicas that share the writing, or the files of a rank.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shardkeep.boxes import Box
 from shardkeep.layouts import Layout, MeshLayout, Part, Replicate, Split
 from shardkeep.layouts.mesh import unravel
 
+Ints = NDArray[np.int64]
+
 Teller = int | Literal["replicas", "files"]
 """What a cut's pieces are told apart by: an axis of the mesh, the replicas, or a rank's files."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+# Hashed for every tensor, hence no dataclass.
+class Cut(NamedTuple):
     """One level of a dim's nested cuts."""
 
     count: int
@@ -55,6 +59,11 @@ class RegularDivision:
 
     def chunks_of(self, rank: int) -> tuple[Chunk, ...]:
         """What `rank` writes, without empty chunks."""
+        # Of thousands of layers alike, only one is computed.
+        return _chunks_of(self, rank)
+
+    def compute_chunks(self, rank: int) -> tuple[Chunk, ...]:
+        """The same, computed anew."""
         coordinate = self.layout.mesh.coordinate_of(rank)
         if coordinate is None:
             return ()
@@ -87,25 +96,32 @@ class RegularDivision:
     def _count(self, teller: Teller) -> int:
         return math.prod(cut.count for cuts in self.cuts for cut in cuts if cut.teller == teller)
 
-    def writers(self) -> Iterator[tuple[int, int]]:
-        """(rank, file number) of each cell in row-major order, empty cells included."""
+    def writers(self) -> tuple[Ints, Ints]:
+        """Ranks and file numbers of all cells in row-major order, empty cells included."""
         flat = [cut for cuts in self.cuts for cut in cuts]
         mesh, replicated = self.layout.mesh, _replicated_axes(self.layout)
         sizes = [mesh.shape[axis] for axis in replicated]
         strides = _strides(mesh.shape)
-        fixed = unravel(self.replica, sizes)
-        for cell in itertools.product(*(range(cut.count) for cut in flat)):
-            index, number = 0, self.number
-            replica = fixed
-            for cut, position in zip(flat, cell, strict=True):
-                if cut.teller == "files":
-                    number = position
-                elif cut.teller == "replicas":
-                    replica = unravel(position, sizes)
-                else:
-                    index += position * strides[cut.teller]
-            index += sum(at * strides[axis] for axis, at in zip(replicated, replica, strict=True))
-            yield mesh.ranks[index], number
+        counts = [cut.count for cut in flat]
+        index, number = np.zeros(counts, np.int64), np.full(counts, self.number, np.int64)
+        if not self._tells("replicas"):
+            fixed = unravel(self.replica, sizes)
+            index += sum(at * strides[axis] for axis, at in zip(replicated, fixed, strict=True))
+        for level, cut in enumerate(flat):
+            position = np.arange(cut.count).reshape([-1 if k == level else 1 for k in range(len(flat))])
+            if cut.teller == "files":
+                number[...] = position
+            elif cut.teller == "replicas":
+                at = np.unravel_index(position, sizes)
+                index += sum(strides[axis] * one for axis, one in zip(replicated, at, strict=True))
+            else:
+                index += position * strides[cut.teller]
+        return np.asarray(mesh.ranks, np.int64)[index.ravel()], number.ravel()
+
+
+@lru_cache(maxsize=16384)
+def _chunks_of(division: RegularDivision, rank: int) -> tuple[Chunk, ...]:
+    return division.compute_chunks(rank)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
 
 from shardkeep.manifest import NO_GRID, BoxGrid, ChunkGrid, Runs, SplitGrid, TensorRecord
-from shardkeep.plan.divide import Division, RegularDivision
+from shardkeep.plan.divide import Division, Ints, RegularDivision
 from shardkeep.plan.views import Entry
 
 FileIndex = Mapping[tuple[int, int], int]
@@ -19,6 +22,14 @@ class GridTable:
         self._files = files
         self._numbers: dict[object, int] = {}
         self.grids: list[ChunkGrid] = []
+
+    @cached_property
+    def _places(self) -> Ints:
+        """The place of each file by number and rank; 0 where there is none."""
+        ranks, numbers = zip(*self._files, strict=True) if self._files else ((0,), (0,))
+        places = np.zeros((max(numbers) + 1, max(ranks) + 1), np.int64)
+        places[numbers, ranks] = list(self._files.values()) or 0
+        return places
 
     def add(self, division: Division | None) -> int:
         """The number of the division's grid; -1 for a tensor without cells."""
@@ -46,8 +57,8 @@ class GridTable:
     def _grid(self, division: Division) -> ChunkGrid:
         if isinstance(division, RegularDivision):
             # Cells without content have no file of their own; any listed one may stand for them.
-            files = Runs.of([self._files.get(writer, 0) for writer in division.writers()])
-            return SplitGrid(division.splits, files)
+            ranks, numbers = division.writers()
+            return SplitGrid(division.splits, Runs.of(self._places[numbers, ranks].tolist()))
         boxes = tuple(box for _, box, _ in division.chunks)
         files = Runs.of([self._files[part.rank, number] for part, _, number in division.chunks])
         return BoxGrid(boxes, files)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardkeep.errors import ConflictError, RanksDisagreeError, name_ranks
-from shardkeep.layouts import Layout, ListedLayout, Mesh, MeshLayout
+from shardkeep.layouts import Layout, ListedLayout, Mesh, MeshLayout, Replicate
 from shardkeep.manifest import Node, itemsize
 from shardkeep.plan.merge_trees import merge_trees, relabel
 from shardkeep.plan.views import Entry, Holders, holders_of, source_layouts
@@ -57,16 +57,24 @@ def settle(views: Views) -> Settlement:
     loads = [0] * len(views)
     everyone = frozenset(rank for _, ranks in views for rank in ranks)
     complete: set[Mesh] = set()
+    whole = _WholeLayouts()
     for key, numbers in _numbers_of_keys(views).items():
-        holders = holders_of(key, [(views[n][0].entries, views[n][1]) for n in numbers])
+        holders = _holders(key, numbers, views)
         made.entries[key] = holders[0][0]
         if len(numbers) > 1 and len(views) > 1:
             made.shared.setdefault(tuple(numbers), []).append(key)
         if len(holders) == 1:
-            made.layouts[key] = _one_entry(key, holders, everyone, complete)
+            made.layouts[key] = _one_entry(key, holders, everyone, complete, whole)
         else:
             _several_entries(key, holders, numbers, views, loads, made)
     return made
+
+
+def _holders(key: str, numbers: Sequence[int], views: Views) -> Holders:
+    if len(numbers) == 1:
+        view, ranks = views[numbers[0]]
+        return [(view.entries[key], ranks)]
+    return holders_of(key, [(views[n][0].entries, views[n][1]) for n in numbers])
 
 
 def _numbers_of_keys(views: Views) -> dict[str, list[int]]:
@@ -88,11 +96,37 @@ def _merged_tree(views: Views) -> Node:
     return merge_trees(trees)
 
 
-def _one_entry(key: str, holders: Holders, everyone: frozenset[int], complete: set[Mesh]) -> Layout:
+class _WholeLayouts:
+    """Layouts of tensors that are whole on some ranks; those alike are one object.
+
+    A mesh of thousands of ranks is made once, not for every tensor.
+    """
+
+    def __init__(self) -> None:
+        self._meshes: dict[int, tuple[Sequence[int], Mesh]] = {}
+        self._layouts: dict[tuple[int, tuple[int, ...]], Layout] = {}
+
+    def of(self, shape: tuple[int, ...], ranks: Sequence[int]) -> Layout:
+        """The layout; `ranks` are told by their identity, and must not change."""
+        known = id(ranks), shape
+        if known not in self._layouts:
+            # The ranks are kept with their mesh: else another list could get the same id.
+            _, mesh = self._meshes.setdefault(id(ranks), (ranks, Mesh.line(ranks)))
+            self._layouts[known] = MeshLayout(shape, mesh, (Replicate(),))
+        return self._layouts[known]
+
+
+def _one_entry(
+    key: str,
+    holders: Holders,
+    everyone: frozenset[int],
+    complete: set[Mesh],
+    whole: _WholeLayouts,
+) -> Layout:
     """The layout of a tensor that all who have it see alike."""
     ((entry, ranks),) = holders
     if entry.layout is None:
-        return Layout.replicated(entry.shape, ranks)
+        return whole.of(entry.shape, ranks)
     if isinstance(entry.layout, MeshLayout):
         # Of thousands of tensors on one mesh, only the first has its ranks looked through.
         if len(ranks) == len(everyone) and entry.layout.mesh in complete:
@@ -174,6 +208,7 @@ def layouts_of_view(
     """What a rank with this view takes part in writing, as the settlement has it."""
     numbers_of = {key: numbers for numbers, keys in shared.items() for key in keys}
     left_out = set(skipped)
+    whole, ranks_of = _WholeLayouts(), dict[tuple[int, ...], list[int]]()
     found: dict[str, Layout] = {}
     for key, entry in view.entries.items():
         if key in left_out:
@@ -184,6 +219,7 @@ def layouts_of_view(
             found[key] = entry.layout
         else:
             numbers = numbers_of.get(key, (number,))
-            ranks = [rank for n in numbers for rank in ranks_by_view[n]]
-            found[key] = Layout.replicated(entry.shape, ranks)
+            if numbers not in ranks_of:
+                ranks_of[numbers] = [rank for n in numbers for rank in ranks_by_view[n]]
+            found[key] = whole.of(entry.shape, ranks_of[numbers])
     return found

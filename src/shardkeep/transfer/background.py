@@ -83,15 +83,11 @@ class Background:
     def raise_unseen(self) -> None:
         """Raise the error of an earlier save that nobody has seen."""
         with self._lock:
-            handles = list(self._open)
-        for handle in handles:
-            over, error = handle.done(), handle.unseen_error()
-            if over:
-                with self._lock:
-                    self._open.remove(handle)
-            if error is not None:
-                # Those behind it stay: one error is raised at a time.
-                raise error
+            while self._open and self._open[0].done():
+                # Saves end in order. One error is raised at a time, those behind it stay.
+                error = self._open.pop(0).unseen_error()
+                if error is not None:
+                    raise error
 
     def submit(self, handle: Handle[T], act: Callable[[], T]) -> None:
         """Run `act` after everything that was submitted before; its room is free afterwards."""

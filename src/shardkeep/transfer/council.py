@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from shardkeep.errors import DeadlineError, RankFailedError, RankInputError, name_ranks
+from shardkeep.errors import (
+    DeadlineError,
+    RankFailedError,
+    RankInputError,
+    ShardkeepError,
+    name_ranks,
+)
 
 _FIRST_PAUSE = 0.0002
 _LONGEST_PAUSE = 0.02
+# A chair that is there gets this much longer: when its own wait ends, it says who is late.
+_GRACE = 0.5
+_MAX_GRACE_SECONDS = 30.0
 
 # Whoever leaves last clears all of them, also those in which it had no part.
 _PHASES = ("plan", "views", "agree", "write", "explain", "load")
@@ -57,8 +67,8 @@ class Council(Protocol):
         """What the chair announced."""
         ...
 
-    def fail(self, phase: str, error: BaseException) -> None:
-        """Tell everyone that this rank gives up."""
+    def fail(self, phase: str, error: BaseException, *, undone: bool) -> None:
+        """Tell everyone that this rank gives up; `undone` if nothing can be committed any more."""
         ...
 
     def leave(self, *, done: bool) -> None:
@@ -86,7 +96,7 @@ class SoloCouncil:
     def hear(self, phase: str) -> bytes:
         return self._notes[f"{phase}/all"]
 
-    def fail(self, phase: str, error: BaseException) -> None:
+    def fail(self, phase: str, error: BaseException, *, undone: bool) -> None:
         """Nobody else is there to hear it."""
 
     def leave(self, *, done: bool) -> None:
@@ -115,12 +125,16 @@ class StoreCouncil:
 
     def report(self, phase: str, note: bytes) -> None:
         self._remember(phase)
-        self._store.set(self._key(phase, self.me), note)
-        self._store.add(self._key(phase, "count"), 1)
+        with self._asking(phase):
+            self._store.set(self._key(phase, self.me), note)
+            self._store.add(self._key(phase, "count"), 1)
 
     def collect(self, phase: str, ranks: Sequence[int] | None = None) -> Mapping[int, bytes]:
-        ranks = self.ranks if ranks is None else ranks
         self._remember(phase)
+        with self._asking(phase):
+            return self._collect(phase, self.ranks if ranks is None else ranks)
+
+    def _collect(self, phase: str, ranks: Sequence[int]) -> Mapping[int, bytes]:
         deadline, pause = time.monotonic() + self._timeout, _FIRST_PAUSE
         while self._store.add(self._key(phase, "count"), 0) < len(ranks):
             self._raise_failure()
@@ -134,15 +148,23 @@ class StoreCouncil:
 
     def announce(self, phase: str, note: bytes) -> None:
         self._remember(phase)
-        self._store.set(self._key(phase, "all"), note)
+        with self._asking(phase):
+            self._store.set(self._key(phase, "all"), note)
 
     def hear(self, phase: str) -> bytes:
         self._remember(phase)
-        key = self._key(phase, "all")
+        with self._asking(phase):
+            return self._hear(phase, self._key(phase, "all"))
+
+    def _hear(self, phase: str, key: str) -> bytes:
         deadline, pause = time.monotonic() + self._timeout, _FIRST_PAUSE
+        grace = min(_GRACE * self._timeout, _MAX_GRACE_SECONDS)
         while not self._store.check([key]):
             self._raise_failure()
             if time.monotonic() > deadline:
+                if grace and self._store.check([self._key(phase, self.chair)]):
+                    deadline, grace = deadline + grace, 0.0
+                    continue
                 raise DeadlineError(
                     f"{phase}: rank {self.chair} has not answered within {self._timeout:g} s; "
                     "it may be dead or waiting for others. The outcome is unknown on this rank"
@@ -151,23 +173,41 @@ class StoreCouncil:
             pause = min(2 * pause, _LONGEST_PAUSE)
         return self._store.get(key)
 
-    def fail(self, phase: str, error: BaseException) -> None:
+    def fail(self, phase: str, error: BaseException, *, undone: bool) -> None:
         note = {
             "rank": self.me,
             "phase": phase,
             "error": f"{type(error).__name__}: {error}",
             "input": isinstance(error, ValueError | TypeError),
+            "undone": undone,
         }
-        # The first failure is the cause; what follows from it would hide it.
-        if self._store.add(self._key("failed", "count"), 1) == 1:
-            self._store.set(self._key("failed", "note"), json.dumps(note))
+        # The first failure is the cause; what follows from it would hide it, and so would a Store
+        # that is gone.
+        with suppress(RuntimeError):
+            if self._store.add(self._key("failed", "count"), 1) == 1:
+                self._store.set(self._key("failed", "note"), json.dumps(note))
+
+    @contextmanager
+    def _asking(self, phase: str) -> Generator[None]:
+        """Turns the errors of a Store whose process is gone into one of ours."""
+        try:
+            yield
+        except ShardkeepError:
+            raise
+        except RuntimeError as error:
+            raise RankFailedError(
+                {self.me: f"the c10d Store does not answer; its process may be dead ({error})"},
+                phase,
+            ) from error
 
     def _raise_failure(self) -> None:
         if not self._store.check([self._key("failed", "note")]):
             return
         note = json.loads(self._store.get(self._key("failed", "note")))
         kind = RankInputError if note["input"] else RankFailedError
-        raise kind({note["rank"]: note["error"]}, note["phase"])
+        failure = kind({note["rank"]: note["error"]}, note["phase"])
+        failure.undone = note["undone"]
+        raise failure
 
     def _late(self, phase: str, ranks: Sequence[int]) -> DeadlineError:
         late = [rank for rank in ranks if not self._store.check([self._key(phase, rank)])]
@@ -177,6 +217,11 @@ class StoreCouncil:
         )
 
     def leave(self, *, done: bool) -> None:
+        # With the Store, what was left in it is gone, too.
+        with suppress(RuntimeError):
+            self._leave(done=done)
+
+    def _leave(self, *, done: bool) -> None:
         if done:
             # All was collected before there was an outcome: each rank clears up after itself.
             self._delete([self._key(phase, self.me) for phase in self._phases])

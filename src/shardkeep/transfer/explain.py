@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from shardkeep.boxes import Box
 from shardkeep.manifest import itemsize
 from shardkeep.plan.assign import plan_divisions
 from shardkeep.plan.reads import WindowRead
 from shardkeep.plan.settle import SaveView, Settlement
+from shardkeep.state.building import tensor_numbers
 from shardkeep.state.keeping import KeptState
 from shardkeep.state.restoring import Shadow, fit_state
 from shardkeep.storage import Storage
@@ -66,11 +68,14 @@ def explain_load(
     """The plan of this rank's load; reads the manifest and headers only."""
     opened = Opened(storage)
     fit = fit_state(opened.manifest, Shadow.of(into).tree, me=me, keys=keys, cast=True)
+    parts = [number for node in fit.sparse.values() for number in tensor_numbers(node)]
+    records = [opened.manifest.tensors[number] for number in parts]
+    boxes = [(slot.record, slot.box) for slot in fit.slots]
+    boxes += [(record, Box.whole(record.shape)) for record in records]
     # Memory that is never touched costs nothing; the plan looks at its shape alone.
     wants = [
-        Want(slot.record, slot.box, np.empty(slot.box.shape, BIT_DTYPES[size]))
-        for slot in fit.slots
-        if (size := itemsize(slot.record.dtype))
+        Want(record, box, np.empty(box.shape, BIT_DTYPES[itemsize(record.dtype)]))
+        for record, box in boxes
     ]
     plans = plan_load(opened.manifest, opened.headers, wants, threads=threads)
     windows = [r for plan in plans for r in plan.reads if isinstance(r, WindowRead)]
@@ -128,7 +133,7 @@ def explain_saving(kept: KeptState, council: Council, threads: int) -> SaveExpla
             council.announce("explain", msgspec.json.encode(made))
         found = msgspec.json.decode(council.hear("explain"), type=SaveExplanation)
     except BaseException as error:
-        council.fail("explain", error)
+        council.fail("explain", error, undone=True)
         council.leave(done=False)
         raise
     council.leave(done=True)

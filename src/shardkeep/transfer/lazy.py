@@ -8,14 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardkeep.boxes import Box
 from shardkeep.errors import CorruptError, InvalidError, NotFoundError, StorageError
-from shardkeep.manifest import Manifest, TensorRecord, itemsize
+from shardkeep.manifest import (
+    ArrayNode,
+    DictNode,
+    ListNode,
+    Manifest,
+    Node,
+    SparseNode,
+    TensorNode,
+    TensorRecord,
+    TupleNode,
+    itemsize,
+)
 from shardkeep.plan.reads import WindowRead
 from shardkeep.storage import Storage
 from shardkeep.transfer.load import BIT_DTYPES, Want, fill
@@ -77,8 +88,9 @@ class Checkpoint(Mapping[str, "StoredTensor"]):
     It shows the checkpoint as it was when it was opened.
     """
 
-    def __init__(self, storage: Storage, *, threads: int) -> None:
+    def __init__(self, storage: Storage, *, threads: int, owns_storage: bool) -> None:
         self._storage = storage
+        self._owns_storage = owns_storage
         self._threads = threads
         self.manifest: Manifest = read_manifest(storage)
         self._headers = Headers(storage, self.manifest)
@@ -106,11 +118,14 @@ class Checkpoint(Mapping[str, "StoredTensor"]):
         return len(self.manifest.tensors)
 
     def tree(self) -> Any:
-        """The state's structure with a StoredTensor for each tensor; reads no data."""
+        """The state's structure with a StoredTensor for each tensor; reads no data.
+
+        Arrays stand in it as tensors, sparse tensors as dicts of their parts.
+        """
         from shardkeep.state.building import build_state
 
         return build_state(
-            self.manifest.tree,
+            _by_tensors(self.manifest.tree),
             lambda number: StoredTensor(self, self.manifest.tensors[number]),  # type: ignore[arg-type,return-value]
             lambda key: f"per_rank({key})",
         )
@@ -209,8 +224,9 @@ class Checkpoint(Mapping[str, "StoredTensor"]):
         return self._by_file
 
     def close(self) -> None:
-        """Let go of open files."""
-        self._storage.close()
+        """Let go of open files; a storage that the caller made stays open."""
+        if self._owns_storage:
+            self._storage.close()
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -224,6 +240,19 @@ class Checkpoint(Mapping[str, "StoredTensor"]):
             f"{sum(record.nbytes for record in self.manifest.tensors):,} bytes, "
             f"saved by {self.manifest.world} ranks)"
         )
+
+
+def _by_tensors(node: Node) -> Node:
+    """The structure with nothing in it that takes data to make."""
+    if isinstance(node, ArrayNode):
+        return TensorNode(node.index)
+    if isinstance(node, SparseNode):
+        return DictNode(node.parts)
+    if isinstance(node, DictNode):
+        return replace(node, items=tuple((key, _by_tensors(one)) for key, one in node.items))
+    if isinstance(node, ListNode | TupleNode):
+        return replace(node, items=tuple(map(_by_tensors, node.items)))
+    return node
 
 
 def _no_tensor(number: int) -> Any:
@@ -270,7 +299,8 @@ class StoredTensor:
         box, squeezed = _parse_index(index, self.shape)
         bits = self._checkpoint.read(self._record, box)
         array = bits.view(_NUMPY_DTYPES.get(self.dtype, bits.dtype))
-        return array[tuple(0 if d in squeezed else slice(None) for d in range(box.ndim))]
+        # The ellipsis keeps a single cell an array.
+        return array[(*(0 if d in squeezed else slice(None) for d in range(box.ndim)), ...)]
 
     def mapped(self) -> Array:
         """The whole tensor without a copy, read-only and unchecked; one chunk, one file only."""
@@ -292,8 +322,8 @@ _SIGNED: dict[int, Any] = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 def _parse_index(index: Any, shape: Sequence[int]) -> tuple[Box, set[int]]:
     """The box that an index means, and the dims that it takes away."""
     items = list(index) if isinstance(index, tuple) else [index]
-    if ... in items:
-        at = items.index(...)
+    if any(item is ... for item in items):
+        at = next(at for at, item in enumerate(items) if item is ...)
         items[at : at + 1] = [slice(None)] * (len(shape) - len(items) + 1)
     if len(items) > len(shape):
         raise IndexError(f"{len(items)} indices for a tensor of shape {tuple(shape)}")
@@ -305,7 +335,9 @@ def _parse_index(index: Any, shape: Sequence[int]) -> tuple[Box, set[int]]:
             if step != 1:
                 raise IndexError("slices of a stored tensor have step 1")
         else:
-            start = item + side if item < 0 else item
+            if isinstance(item, bool) or not hasattr(item, "__index__"):
+                raise IndexError(f"{item!r} is no index: stored tensors take ints and slices")
+            start = int(item) + side if item < 0 else int(item)
             if not 0 <= start < side:
                 raise IndexError(f"index {item} is out of range for dim {dim} of size {side}")
             stop = start + 1

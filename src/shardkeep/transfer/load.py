@@ -15,7 +15,7 @@ from shardkeep.plan.reads import Piece, Read, plan_reads
 from shardkeep.storage import CanReadInto
 from shardkeep.transfer.open_manifest import Headers
 from shardkeep.transfer.progress import Meter
-from shardkeep.transfer.read import Array, FileReads, Reader
+from shardkeep.transfer.read import Array, FileReads, OpenFile, Reader, nbytes_of
 
 WINDOW_NBYTES = 8 * 1024 * 1024
 MAX_GAP_NBYTES = 512 * 1024
@@ -47,13 +47,14 @@ class FilePlan:
     """The reads of one file, and the arrays that they fill."""
 
     index: int
+    file: OpenFile
     reads: list[Read]
     arrays: list[Array]
 
     @property
     def nbytes(self) -> int:
         """What is read, whole blocks included."""
-        return sum(read.stop - read.start for read in self.reads)
+        return sum(nbytes_of(self.file, read) for read in self.reads)
 
 
 def plan_load(
@@ -116,7 +117,7 @@ def _file_plan(
         window_nbytes=WINDOW_NBYTES,
         max_gap_nbytes=MAX_GAP_NBYTES,
     )
-    return FilePlan(index, reads, arrays)
+    return FilePlan(index, headers.open_file(index), reads, arrays)
 
 
 def fill(
@@ -131,7 +132,7 @@ def fill(
 ) -> int:
     """Fill the arrays of all wants; the number of bytes read."""
     plans = plan_load(manifest, headers, wants, threads=threads)
-    jobs = [FileReads(headers.open_file(plan.index), plan.reads, plan.arrays) for plan in plans]
+    jobs = [FileReads(plan.file, plan.reads, plan.arrays) for plan in plans]
     meter.expect(sum(plan.nbytes for plan in plans))
     reader = Reader(storage, threads=threads, verify=verify, meter=meter)
     return reader.run(jobs)

@@ -51,6 +51,12 @@ class FileReads:
     targets: Sequence[Array]
 
 
+def nbytes_of(file: OpenFile, read: Read) -> int:
+    """How many bytes a read takes from the file, whole blocks."""
+    first, last = _block_span(file, read.start, read.stop)
+    return last - first
+
+
 class Reader:
     """Carries out reads with some threads; each has a scratch buffer that it reuses."""
 

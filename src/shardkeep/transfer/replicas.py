@@ -10,6 +10,7 @@ compares. Small tensors are digested whole, of large ones some blocks, or all if
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Literal
@@ -18,7 +19,7 @@ import torch
 import xxhash
 
 from shardkeep.errors import ConflictError, name_ranks
-from shardkeep.layouts import Layout, MeshLayout, Part, Replicate
+from shardkeep.layouts import Layout, Mesh, MeshLayout, Part, Replicate
 from shardkeep.transfer.write import as_bytes
 
 CheckReplicas = Literal["sample", "all", "none"]
@@ -52,17 +53,17 @@ def _holders(layout: Layout, part: Part) -> Holders:
         replicated = tuple(isinstance(p, Replicate) for p in layout.placements)
         if not any(replicated):
             return (part.rank,)
-        return _mesh_holders(layout.mesh.shape, layout.mesh.ranks, replicated, part.rank)
+        return _mesh_holders(layout.mesh, replicated, part.rank)
     return tuple(sorted(other.rank for other in layout.holders[part.box]))
 
 
 @lru_cache(maxsize=4096)
-def _mesh_holders(
-    shape: tuple[int, ...], ranks: tuple[int, ...], replicated: tuple[bool, ...], rank: int
-) -> Holders:
+def _mesh_holders(mesh: Mesh, replicated: tuple[bool, ...], rank: int) -> Holders:
     """The ranks whose coordinates differ from mine on replicated axes only."""
-    grid = torch.tensor(ranks).reshape(shape)
-    (mine,) = (grid == rank).nonzero().tolist()
+    mine = mesh.coordinate_of(rank)
+    if mine is None:
+        return (rank,)
+    grid = torch.tensor(mesh.ranks).reshape(mesh.shape)
     place = [slice(None) if free else at for free, at in zip(replicated, mine, strict=True)]
     return tuple(sorted(grid[tuple(place)].flatten().tolist()))
 
@@ -100,25 +101,32 @@ def _cells(view: torch.Tensor, start: int, count: int) -> torch.Tensor:
     return view[torch.unravel_index(indices, view.shape)]
 
 
-def combine(shared: Mapping[Holders, Mapping[str, int]]) -> list[tuple[Holders, str]]:
-    """One digest for each set of holders."""
-    made: list[tuple[Holders, str]] = []
+def combine(shared: Mapping[Holders, Mapping[str, int]]) -> list[tuple[str, str]]:
+    """One digest for each set of holders, which goes by a name of its own.
+
+    Not by its ranks: thousands of ranks would each name thousands.
+    """
+    made: list[tuple[str, str]] = []
     for holders, digests in shared.items():
         hasher = xxhash.xxh3_128()
         for key in sorted(digests):
             hasher.update(f"{key}={digests[key]};".encode())
-        made.append((holders, hasher.hexdigest()))
+        made.append((_name(holders), hasher.hexdigest()))
     return made
 
 
+def _name(holders: Holders) -> str:
+    return xxhash.xxh3_128_hexdigest(array("q", holders).tobytes())
+
+
 def find_divergence(
-    reports: Mapping[int, Sequence[tuple[Holders, str]]],
+    reports: Mapping[int, Sequence[tuple[str, str]]],
 ) -> tuple[int, int] | None:
     """Two ranks that hold the same boxes with different values; None if there are none."""
-    first: dict[Holders, tuple[int, str]] = {}
+    first: dict[str, tuple[int, str]] = {}
     for rank, shared in reports.items():
         for holders, digest in shared:
-            other, expected = first.setdefault(tuple(holders), (rank, digest))
+            other, expected = first.setdefault(holders, (rank, digest))
             if digest != expected:
                 return other, rank
     return None

@@ -16,8 +16,8 @@ import torch
 
 from shardkeep.boxes import Box
 from shardkeep.errors import NotFoundError, RanksDisagreeError, name_ranks
-from shardkeep.manifest import Manifest, Node, TensorNode
-from shardkeep.state.building import build_sparse, build_state, tensor_numbers
+from shardkeep.manifest import Manifest, Node
+from shardkeep.state.building import build_state, tensor_numbers
 from shardkeep.state.dtypes import TORCH_DTYPES
 from shardkeep.state.keeping import PerRank, Stateful
 from shardkeep.state.paths import Path, dotted, get_element
@@ -107,7 +107,7 @@ def restore(
             report = _try_again(lambda: _restore(storage, into, council.me, options, start))
         _compare(council, report.save_id)
     except BaseException as error:
-        council.fail("load", error)
+        council.fail("load", error, undone=True)
         council.leave(done=False)
         raise
     council.leave(done=True)
@@ -145,11 +145,13 @@ def _restore(
     values = _own_values(opened, fit, shadow.tree, me, options.strict)
     try:
         nbytes = _fill(opened, fit.slots, options)
-        sparse = {p: _sparse(opened, node, options) for p, node in fit.sparse.items()}
+        numbers = [number for node in fit.sparse.values() for number in tensor_numbers(node)]
+        parts, sparse_nbytes = read_tensors(opened, numbers, options)
     except NotFoundError:
         if read_manifest(storage).save_id != opened.manifest.save_id:
             raise _ReplacedError from None
         raise
+    sparse = {path: build_state(node, parts.__getitem__, str) for path, node in fit.sparse.items()}
     _put_back(into, shadow, {**fit.replaced, **values, **sparse})
     return LoadReport(
         opened.manifest.save_id,
@@ -157,7 +159,7 @@ def _restore(
         fit.missing,
         fit.unexpected,
         fit.cast,
-        nbytes,
+        nbytes + sparse_nbytes,
         time.perf_counter() - start,
         opened.manifest.metadata,
     )
@@ -192,16 +194,10 @@ def _own_values(opened: Opened, fit: Fit, tree: Any, me: int, strict: bool) -> d
     return found
 
 
-def _sparse(opened: Opened, node: Any, options: LoadOptions) -> torch.Tensor:
-    made = read_tensors(opened, tensor_numbers(node), options)
-    parts = {name: made[part.index] for name, part in node.parts if isinstance(part, TensorNode)}
-    return build_sparse(node, parts)
-
-
 def read_tensors(
     opened: Opened, numbers: Sequence[int], options: LoadOptions
-) -> dict[int, torch.Tensor]:
-    """Whole tensors in fresh memory, by number."""
+) -> tuple[dict[int, torch.Tensor], int]:
+    """Whole tensors in fresh memory, by number, and how many bytes were read."""
     made: dict[int, torch.Tensor] = {}
     slots: list[Slot] = []
     for number in dict.fromkeys(numbers):
@@ -210,8 +206,7 @@ def read_tensors(
             record.shape, dtype=TORCH_DTYPES[record.dtype], device=options.device
         )
         slots.append(Slot(record, Box.whole(record.shape), made[number]))
-    _fill(opened, slots, options)
-    return made
+    return made, _fill(opened, slots, options)
 
 
 def build(storage: Storage, me: int, options: LoadOptions) -> Any:
@@ -221,7 +216,7 @@ def build(storage: Storage, me: int, options: LoadOptions) -> Any:
         opened = Opened(storage)
         tree = _asked(opened.manifest.tree, options.keys)
         try:
-            made = read_tensors(opened, tensor_numbers(tree), options)
+            made, _ = read_tensors(opened, tensor_numbers(tree), options)
         except NotFoundError:
             if read_manifest(storage).save_id != opened.manifest.save_id:
                 raise _ReplacedError from None

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from shardkeep.errors import ConflictError
+from shardkeep.errors import ConflictError, RankFailedError, ShardkeepError
 from shardkeep.layouts import Layout
 from shardkeep.manifest import (
     FileRecord,
@@ -32,7 +32,7 @@ from shardkeep.plan.divide import Chunk
 from shardkeep.plan.grids import GridTable, tensor_records
 from shardkeep.plan.settle import SaveView
 from shardkeep.state.keeping import KeptState
-from shardkeep.storage import Storage
+from shardkeep.storage import OutcomeUnknownError, Storage
 from shardkeep.transfer.agreement import Agreement
 from shardkeep.transfer.commit import (
     MANIFEST,
@@ -70,14 +70,15 @@ class Timings:
     """Seconds spent in each phase."""
 
     seconds: dict[str, float] = field(default_factory=dict[str, float])
+    clock: Callable[[], float] = time.perf_counter
 
     @contextmanager
     def phase(self, name: str) -> Generator[None]:
-        start = time.perf_counter()
+        start = self.clock()
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + self.clock() - start
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class _Wrote(msgspec.Struct):
     """What a rank tells the chair when its files are durable."""
 
     files: list[tuple[int, int, int, int]]
-    replicas: list[tuple[tuple[int, ...], str]]
+    replicas: list[tuple[str, str]]
     host: str
 
 
@@ -143,6 +144,8 @@ class _Save:
         self.is_chair = council.me == council.chair
         self.phase = "plan"
         self.written: tuple[str, list[FileRecord]] | None = None
+        self.reported = False
+        self.tried_to_commit = False
 
     def run(self) -> SaveOutcome:
         try:
@@ -151,12 +154,24 @@ class _Save:
             records = self._enter("write", lambda: self._write(agreement, layouts))
             outcome = self._enter("commit", lambda: self._finish(agreement, layouts, records))
         except BaseException as error:
-            self.council.fail(f"save ({self.phase})", error)
-            self._remove_own()
+            undone = self._is_undone(error)
+            self.council.fail(f"save ({self.phase})", error, undone=undone)
+            if undone:
+                self._remove_own()
             self.council.leave(done=False)
             raise
         self.council.leave(done=True)
         return outcome
+
+    def _is_undone(self, error: BaseException) -> bool:
+        """Whether nothing can be committed any more, so that my files may go.
+
+        A rank that has reported its files cannot know: the chair may commit, or may have. Then they
+        stay, for a checkpoint that may name them; if none does, prune removes them.
+        """
+        if isinstance(error, RankFailedError) and error.undone:
+            return True
+        return not self.tried_to_commit if self.is_chair else not self.reported
 
     def _enter(self, phase: str, act: Callable[[], Any]) -> Any:
         self.phase = phase
@@ -220,6 +235,7 @@ class _Save:
             combine(shared),
             socket.gethostname(),
         )
+        self.reported = True
         self.council.report("write", msgspec.json.encode(wrote))
         if self.is_chair:
             self._chair_commit(agreement)
@@ -247,10 +263,15 @@ class _Save:
         )
         hosts = {rank: one.host for rank, one in wrote.items()}
         require_visible(self.storage, agreement.save_id, records, hosts, self.council.me)
-        manifest = self._manifest(agreement, records)
-        commit(self.storage, encode_manifest(manifest), self.replaced)
+        manifest = encode_manifest(self._manifest(agreement, records))
+        # Until told otherwise: Ctrl-C, too, may come after the manifest was put.
+        self.tried_to_commit = True
+        try:
+            commit(self.storage, manifest, self.replaced)
+        except ShardkeepError as error:
+            self.tried_to_commit = isinstance(error, OutcomeUnknownError)
+            raise
         # The checkpoint stands: from here on nothing may make the save fail.
-        self.written = None
         self._remove_replaced()
         total = sum(record.nbytes for record in records)
         self.council.announce("write", msgspec.json.encode(_Outcome(total, [])))
@@ -282,7 +303,7 @@ class _Save:
             return
         try:
             old = decode_manifest(self.replaced, where=MANIFEST)
-        except ValueError:
+        except ShardkeepError:
             # What was replaced was damaged: its files cannot be told, prune finds them.
             return
         names = [file_name(old.save_id, file.rank, file.number) for file in old.files]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,6 +41,7 @@ class Target(Protocol):
     """What is used of a storage."""
 
     def create(self, key: str, /) -> Sink: ...
+    def delete(self, key: str, /, *, missing_ok: bool = False) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +70,18 @@ def write_files(target: Target, job: Job, meter: Meter) -> list[FileRecord]:
     If one fails, what was written of all is removed.
     """
     numbers = sorted({chunk.number for chunk in job.chunks} | ({0} if job.per_rank else set()))
-    sinks = {number: target.create(file_name(job.save_id, job.rank, number)) for number in numbers}
+    sinks: dict[int, Sink] = {}
     try:
+        for number in numbers:
+            sinks[number] = target.create(file_name(job.save_id, job.rank, number))
         with ThreadPoolExecutor(max(1, len(numbers)), "shardkeep-write") as pool:
             acts = [pool.submit(_write_file, sinks[n], job, n, meter) for n in numbers]
             return [act.result() for act in acts]
     except BaseException:
         for sink in sinks.values():
-            sink.abort()
+            # The cause counts; what cannot be removed now, prune removes.
+            with suppress(OSError):
+                sink.abort()
         raise
 
 
