@@ -179,9 +179,7 @@ def _dcp_table(figures: list[DcpFigures]) -> Table:
     )
     for one in figures:
         mib = f"{one.metadata_nbytes / 2**20:,.1f} MiB"
-        table.add_row(
-            "DCP", f"{one.ranks:,}", _ms(one.plan_seconds), _ms(one.pickle_seconds), mib
-        )
+        table.add_row("DCP", f"{one.ranks:,}", _ms(one.plan_seconds), _ms(one.pickle_seconds), mib)
     return table
 
 

@@ -41,7 +41,9 @@ class Crowd(SoloCouncil):
         report = json.loads(mine)
         notes: dict[int, bytes] = {}
         for rank in self.ranks:
-            files = [[n, size, head, hash((rank, n)) % 2**63] for n, size, head, _ in report["files"]]
+            files = [
+                [n, size, head, hash((rank, n)) % 2**63] for n, size, head, _ in report["files"]
+            ]
             notes[rank] = json.dumps({**report, "files": files}).encode()
             self.files.update({(rank, number): size for number, size, _, _ in files})
         return notes
@@ -51,7 +53,7 @@ class CrowdStorage(MemoryStorage):
     """Memory that also lists the files of the crowd."""
 
     def __init__(self, crowd: Crowd) -> None:
-        super().__init__()
+        super().__init__(f"crowd-{id(crowd)}", create=True)
         self._crowd = crowd
 
     def list(self) -> Entries:

@@ -191,6 +191,7 @@ def test_missing_slices_take_the_whole_dim():
         (Box((0, 0), (6, 3)), r"box \[0:6, 0:3\] does not lie inside a tensor of size \[5, 3\]"),
         (Box((0,), (2,)), r"does not lie inside"),
         ([slice(0, 4, 2)], "a box is made of slices with step 1"),
+        ([0, slice(0, 2)], r"a box is a Box or a sequence of slices, got \[0, slice"),
         ([slice(None)] * 3, r"3 slices for a tensor of size \[5, 3\]"),
     ],
 )

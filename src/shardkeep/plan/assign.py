@@ -55,6 +55,14 @@ class _Books:
         return index
 
 
+def _books(known: dict[object, _Books], takers: object, count: int) -> _Books:
+    """The books of these takers; made when first asked for, as thousands may be among them."""
+    books = known.get(takers)
+    if books is None:
+        books = known[takers] = _Books(count)
+    return books
+
+
 def plan_divisions(tensors: Mapping[str, Tensor], *, file_count: int) -> dict[str, Division]:
     """How each tensor is cut and who writes what; the same on every rank.
 
@@ -99,8 +107,7 @@ class _Writers:
             split = _cut_once_more(division, Cut(count, "replicas"))
             if split is not None:
                 return split
-        books = self.replicas.setdefault(holders, _Books(count))
-        return replace(division, replica=books.give(tensor.nbytes))
+        return replace(division, replica=_books(self.replicas, holders, count).give(tensor.nbytes))
 
     def _share_files(self, division: RegularDivision, tensor: Tensor) -> RegularDivision:
         if self.file_count == 1:
@@ -118,7 +125,7 @@ class _Writers:
 
     def _file(self, writers: object, nbytes: int) -> int:
         # Books for each set of writers: taking turns with the replicas would not even out files.
-        return self.files.setdefault(writers, _Books(self.file_count)).give(nbytes)
+        return _books(self.files, writers, self.file_count).give(nbytes)
 
     def _divide_listed(self, tensor: Tensor) -> ListedDivision:
         chunks: list[tuple[Part, Box, int]] = []
@@ -132,8 +139,7 @@ class _Writers:
         if len(holders) == 1:
             return holders[0]
         ranks = tuple(part.rank for part in holders)
-        books = self.replicas.setdefault(ranks, _Books(len(ranks)))
-        return holders[books.give(nbytes)]
+        return holders[_books(self.replicas, ranks, len(ranks)).give(nbytes)]
 
 
 def _holder_class(layout: Layout) -> object:

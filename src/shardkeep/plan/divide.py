@@ -59,42 +59,16 @@ class RegularDivision:
 
     def chunks_of(self, rank: int) -> tuple[Chunk, ...]:
         """What `rank` writes, without empty chunks."""
-        # Of thousands of layers alike, only one is computed.
-        return _chunks_of(self, rank)
-
-    def compute_chunks(self, rank: int) -> tuple[Chunk, ...]:
-        """The same, computed anew."""
         coordinate = self.layout.mesh.coordinate_of(rank)
         if coordinate is None:
             return ()
         replica = _replica_index(self.layout, coordinate)
-        if not self._tells("replicas") and replica != self.replica:
+        if replica != self.replica and not self._tells("replicas"):
             return ()
-        (part,) = self.layout.parts_of(rank) or (None,)
-        if part is None:
-            return ()
-        numbers = range(self._count("files")) if self._tells("files") else (self.number,)
-        made = (self._chunk(part, coordinate, replica, number) for number in numbers)
-        return tuple(chunk for chunk in made if chunk is not None)
-
-    def _chunk(
-        self, part: Part, coordinate: tuple[int, ...], replica: int, number: int
-    ) -> Chunk | None:
-        spans = [
-            _span(side, [(cut.count, _index(cut, coordinate, replica, number)) for cut in cuts])
-            for side, cuts in zip(self.layout.shape, self.cuts, strict=True)
-        ]
-        box = Box(tuple(a for a, _ in spans), tuple(b for _, b in spans))
-        if box.is_empty:
-            return None
-        place = box.relative_to(part.box.start).shifted(part.place.start)
-        return Chunk(box, number, part.buffer, place)
+        return _chunks(self.layout.global_shape, self.cuts, coordinate, replica, self.number)
 
     def _tells(self, teller: Teller) -> bool:
         return any(cut.teller == teller for cuts in self.cuts for cut in cuts)
-
-    def _count(self, teller: Teller) -> int:
-        return math.prod(cut.count for cuts in self.cuts for cut in cuts if cut.teller == teller)
 
     def writers(self) -> tuple[Ints, Ints]:
         """Ranks and file numbers of all cells in row-major order, empty cells included."""
@@ -108,7 +82,7 @@ class RegularDivision:
             fixed = unravel(self.replica, sizes)
             index += sum(at * strides[axis] for axis, at in zip(replicated, fixed, strict=True))
         for level, cut in enumerate(flat):
-            position = np.arange(cut.count).reshape([-1 if k == level else 1 for k in range(len(flat))])
+            position = np.arange(cut.count).reshape([-1, *[1] * (len(flat) - level - 1)])
             if cut.teller == "files":
                 number[...] = position
             elif cut.teller == "replicas":
@@ -119,9 +93,39 @@ class RegularDivision:
         return np.asarray(mesh.ranks, np.int64)[index.ravel()], number.ravel()
 
 
+# Of thousands of layers alike, only one is computed.
 @lru_cache(maxsize=16384)
-def _chunks_of(division: RegularDivision, rank: int) -> tuple[Chunk, ...]:
-    return division.compute_chunks(rank)
+def _chunks(
+    shape: tuple[int, ...],
+    cuts: tuple[tuple[Cut, ...], ...],
+    coordinate: tuple[int, ...],
+    replica: int,
+    number: int,
+) -> tuple[Chunk, ...]:
+    """What the rank at `coordinate` writes; the mesh's cuts alone give the box that it holds."""
+    files = max((cut.count for dim in cuts for cut in dim if cut.teller == "files"), default=0)
+    held = [[cut for cut in dim if isinstance(cut.teller, int)] for dim in cuts]
+    origin = _box(shape, held, coordinate, replica, 0).start
+    found: list[Chunk] = []
+    for file in range(files) if files else (number,):
+        box = _box(shape, cuts, coordinate, replica, file)
+        if not box.is_empty:
+            found.append(Chunk(box, file, 0, box.relative_to(origin)))
+    return tuple(found)
+
+
+def _box(
+    shape: tuple[int, ...],
+    cuts: Sequence[Sequence[Cut]],
+    coordinate: tuple[int, ...],
+    replica: int,
+    number: int,
+) -> Box:
+    spans = [
+        _span(side, [(cut.count, _index(cut, coordinate, replica, number)) for cut in dim])
+        for side, dim in zip(shape, cuts, strict=True)
+    ]
+    return Box(tuple([a for a, _ in spans]), tuple([b for _, b in spans]))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from shardkeep.sharded.remote_device import RemoteDevice
 from shardkeep.sharded.shard import Shard
 
 if TYPE_CHECKING:
-    from shardkeep.sharded.sharded_tensor import ShardedTensor
+    from shardkeep.sharded.sharded_tensor import ShardedTensorBase
 
 
 def parse_size(size: Sequence[object]) -> tuple[int, ...]:
@@ -136,7 +136,7 @@ def _require_properties(shard: Shard, properties: TensorProperties) -> None:
 
 
 def replaced_shards(
-    like: ShardedTensor,
+    like: ShardedTensorBase,
     tensors: Sequence[torch.Tensor],
     dtype: torch.dtype,
     device: torch.device,

@@ -104,6 +104,8 @@ def _parse_box(tensor: ShardedTensor, wanted: Box | Sequence[slice] | None) -> B
 
 
 def _box_of_slices(shape: Sequence[int], slices: Sequence[slice]) -> Box:
+    if not all(isinstance(piece, slice) for piece in slices):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidError(f"a box is a Box or a sequence of slices, got {slices!r}")
     if len(slices) > len(shape):
         raise InvalidError(f"{len(slices)} slices for a tensor of size {list(shape)}")
     padded = [*slices, *[slice(None)] * (len(shape) - len(slices))]

@@ -9,6 +9,7 @@ import torch
 
 from shardkeep.errors import InvalidError
 from shardkeep.layouts import Layout
+from shardkeep.sharded.checks import replaced_shards
 from shardkeep.sharded.sharded_tensor import ShardedTensor, ShardedTensorBase
 
 if TYPE_CHECKING:
@@ -94,12 +95,10 @@ def _foreign_with(leaf: Any, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     if len(shards) != len(tensors):
         raise InvalidError(f"this rank has {len(shards)} shards, got {len(tensors)} tensors")
     if isinstance(leaf, ShardedTensorBase):
-        return type(leaf).assemble(
-            leaf.metadata(),
-            [type(s)(t, s.metadata) for s, t in zip(shards, tensors, strict=True)],
-            leaf.given_spec,
-            tensors[0].device if tensors else leaf.device,
-        )
+        dtype = tensors[0].dtype if tensors else leaf.dtype
+        device = tensors[0].device if tensors else leaf.device
+        metadata, twins = replaced_shards(leaf, tensors, dtype, device)
+        return type(leaf).assemble(metadata, twins, None, device)
     return _torch_sharded_with(torch_sharded, leaf, shards, tensors)
 
 
@@ -126,6 +125,13 @@ def _torch_sharded_with(
             f"rank:{record.placement.rank()}/{tensor.device}"
         )
         mine.append(library.Shard(tensor, record))
+    # PyTorch puts empty trailing chunks past the end, and then refuses them.
+    for record in metadata.shards_metadata:
+        if 0 in record.shard_sizes:
+            record.shard_offsets = [
+                min(offset, side)
+                for offset, side in zip(record.shard_offsets, metadata.size, strict=True)
+            ]
     return library.ShardedTensor._init_from_local_shards_and_global_metadata(
         mine, metadata, process_group=leaf._process_group
     )

@@ -40,6 +40,7 @@ class NoteStore(Protocol):
     def check(self, keys: list[str], /) -> bool: ...
     def multi_get(self, keys: list[str], /) -> list[bytes]: ...
     def delete_key(self, key: str, /) -> bool: ...
+    def has_extended_api(self) -> bool: ...
 
 
 class Council(Protocol):
@@ -143,8 +144,13 @@ class StoreCouncil:
             # Short waits outside the Store: its lock also serves the training's own calls.
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-        notes = self._store.multi_get([self._key(phase, rank) for rank in ranks])
-        return dict(zip(ranks, notes, strict=True))
+        return dict(zip(ranks, self._get_all([self._key(phase, r) for r in ranks]), strict=True))
+
+    def _get_all(self, keys: list[str]) -> list[bytes]:
+        # Not every Store can answer for several keys at once: a FileStore cannot.
+        if self._store.has_extended_api():
+            return self._store.multi_get(keys)
+        return [self._store.get(key) for key in keys]
 
     def announce(self, phase: str, note: bytes) -> None:
         self._remember(phase)
