@@ -5,7 +5,7 @@ import gc
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -154,13 +154,18 @@ def _peak_nbytes(case: Case, name: str) -> int:
     warm.reset()
     _run(warm, name)
     case.reset()
+    return peak_nbytes(lambda: _run(case, name))
+
+
+def peak_nbytes(act: Callable[[], object]) -> int:
+    """What `act` takes at its peak beyond what is there before. SPMD."""
     gc.collect()
     # What is free in the heap goes back, else a call that uses it seems to need nothing.
     ctypes.CDLL(None).malloc_trim(0)
     dist.barrier()
     Path("/proc/self/clear_refs").write_text("5")
     before = _status_nbytes("VmRSS")
-    result = _run(case, name)
+    result = act()
     peak = _status_nbytes("VmHWM") - before
     del result
     return max(0, peak)

@@ -43,7 +43,7 @@ class Parallelism:
     name: str
 
     def mesh(self, ranks: int) -> Mesh:
-        sides = {"FSDP": (ranks,), "HSDP": (ranks // 4, 4), "FSDP x TP": (ranks // 4, 4)}
+        sides = {"FSDP": (ranks,), "HSDP": (4, ranks // 4), "FSDP x TP": (ranks // 4, 4)}
         return Mesh(sides[self.name], tuple(range(ranks)))
 
     def placements(self, key: str) -> tuple[Replicate | Split, ...]:

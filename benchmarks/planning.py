@@ -34,7 +34,7 @@ from shardkeep.transfer.view_codec import encode_save_view
 KEPT_AT = Path(__file__).parents[1] / "build" / "bench" / "planning.json"
 RANKS = (8, 64, 512, 4096, 16384)
 # The coordinator is a rank, too: in smaller jobs its own part of the model would not fit here.
-CROWDS = (4096, 16384)
+CROWDS = (16384,)
 DCP_RANKS = (64, 256, 1024)
 DCP_SECONDS = 60.0
 

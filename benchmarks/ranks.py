@@ -5,11 +5,10 @@ milliseconds, and what earlier ranks allocated, cached or connected is not their
 """
 
 import multiprocessing
-import tempfile
+import socket
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -25,21 +24,25 @@ class RankFailed(RuntimeError):  # noqa: N818
 def on_ranks(size: int, act: Callable[[], T]) -> list[T]:
     """What `act` returned on each of `size` fresh processes, joined by a gloo group, by rank."""
     fork = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as folder:
-        ranks: list[tuple[Any, Connection]] = []
-        for rank in range(size):
-            mine, theirs = fork.Pipe(duplex=False)
-            work = (rank, size, Path(folder, "store"), act, theirs)
-            process = fork.Process(target=_work, args=work, daemon=True)
-            process.start()
-            theirs.close()
-            ranks.append((process, mine))
-        try:
-            return [_answer(rank, answers) for rank, (_, answers) in enumerate(ranks)]
-        finally:
-            for process, _ in ranks:
-                process.kill()
-                process.join()
+    port = _free_port()
+    ranks: list[tuple[Any, Connection]] = []
+    for rank in range(size):
+        mine, theirs = fork.Pipe(duplex=False)
+        process = fork.Process(target=_work, args=(rank, size, port, act, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        ranks.append((process, mine))
+    try:
+        return [_answer(rank, answers) for rank, (_, answers) in enumerate(ranks)]
+    finally:
+        for process, _ in ranks:
+            process.kill()
+            process.join()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 def _answer(rank: int, answers: Connection) -> Any:
@@ -52,12 +55,12 @@ def _answer(rank: int, answers: Connection) -> Any:
     return answer
 
 
-def _work(
-    rank: int, size: int, store: Path, act: Callable[[], object], answers: Connection
-) -> None:
+def _work(rank: int, size: int, port: int, act: Callable[[], object], answers: Connection) -> None:
     torch.set_num_threads(1)
     try:
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+        # The store that torchrun's jobs have.
+        store = dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
         answers.send((True, act()))
         # Whoever leaves first would break the others' connections.
         dist.barrier()

@@ -153,7 +153,7 @@ def fork(act: Callable[[], object], log: int) -> int:
     pid = os.fork()
     if pid:
         return pid
-    _finish(act, log)
+    return _finish(act, log)
 
 
 def _finish(act: Callable[[], object], log: int) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pytest
@@ -32,12 +33,14 @@ class Case:
     def plans(self) -> dict[int, RankMoves]:
         return {rank: plan_moves(self.sources, self.target, rank) for rank in RANKS}
 
-    def held(self, rank: int) -> list[Array]:
-        """A rank's memory before: it takes part in at most one of the sources."""
-        for source in self.sources:
-            if rank in source.ranks:
-                return held_by(source, rank, self.array)
-        return []
+    @cached_property
+    def held(self) -> dict[int, list[Array]]:
+        """Each rank's memory before: it takes part in at most one of the sources."""
+        return {
+            rank: held_by(source, rank, self.array)
+            for source in self.sources
+            for rank in source.ranks
+        }
 
 
 @st.composite
@@ -82,7 +85,7 @@ def _require_filled(case: Case, plans: dict[int, RankMoves]) -> None:
         buffers = [np.zeros(shape, int) for shape in case.target.buffer_shapes_of(rank)]
         for move in (*plans[rank].copies, *plans[rank].receives):
             assert move.target_rank == rank
-            box = case.held(move.source_rank)[move.source_buffer][move.source_place.slices()]
+            box = case.held[move.source_rank][move.source_buffer][move.source_place.slices()]
             place = move.target_place.slices()
             assert box.shape == move.target_place.shape
             assert not buffers[move.target_buffer][place].any(), "a cell is written twice"
@@ -110,7 +113,7 @@ def _is_sorted(numbers: Sequence[int]) -> bool:
 def _require_no_needless_travel(case: Case, plans: dict[int, RankMoves]) -> None:
     """Nothing travels that the target holds already, and no message is empty."""
     for rank, plan in plans.items():
-        mine = {int(cell) for buffer in case.held(rank) for cell in buffer.flat}
+        mine = {int(cell) for buffer in case.held.get(rank, []) for cell in buffer.flat}
         for move in plan.receives:
             assert move.source_rank != rank
             assert move.numel > 0
@@ -119,7 +122,7 @@ def _require_no_needless_travel(case: Case, plans: dict[int, RankMoves]) -> None
 
 
 def _cells(case: Case, move: Move) -> list[int]:
-    held = case.held(move.source_rank)[move.source_buffer]
+    held = case.held[move.source_rank][move.source_buffer]
     return held[move.source_place.slices()].flatten().tolist()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -44,10 +44,7 @@ def _compare(
     same: Callable[[torch.Tensor, torch.Tensor], bool],
 ) -> bool:
     if not (isinstance(first, ShardedTensor) and isinstance(other, ShardedTensor)):
-        raise InvalidError(
-            f"{what} compares two sharded tensors, got {type(first).__name__} and "
-            f"{type(other).__name__}; use full_tensor() to compare with a plain one"
-        )
+        return _refuse(what, first, other)
     if first.shape != other.shape:
         return False
     if first.sharded_layout != other.sharded_layout:
@@ -58,6 +55,19 @@ def _compare(
         return b"\1" if all(same(a.tensor.detach(), b.tensor.detach()) for a, b in pairs) else b"\0"
 
     return all(answer == b"\1" for answer in agree(first.rank_group, what, mine))
+
+
+def _refuse(what: str, first: torch.Tensor, other: torch.Tensor) -> bool:
+    """Raise on all ranks: the others may be waiting to compare."""
+    tensor = first if isinstance(first, ShardedTensor) else cast("ShardedTensor", other)
+
+    def fail() -> bytes:
+        raise InvalidError(
+            f"{what} compares two sharded tensors, got {type(first).__name__} and "
+            f"{type(other).__name__}; use full_tensor() to compare with a plain one"
+        )
+
+    return bool(agree(tensor.rank_group, what, fail))
 
 
 def _comparable(tensor: torch.Tensor) -> torch.Tensor:

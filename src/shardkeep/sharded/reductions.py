@@ -1,13 +1,15 @@
 """What are the sum, mean, extremes and norm over all shards? All ranks get the same bits.
 
 Each rank reduces its own shards in a wide dtype, the partial results are exchanged, and every
-rank combines them in the same order.
+rank combines them in the same order. Arguments are looked at within the exchange: if they are
+wrong on one rank, all raise.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -19,32 +21,78 @@ from shardkeep.sharded.sharded_tensor import ShardedTensor
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 
 
-def sum_(
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How to reduce: each shard, then the results of all shards, then what is left."""
+
+    dtype: torch.dtype
+    """Of the partial results."""
+    part: Reduce
+    whole: Reduce
+    finish: Reduce
+
+    def of_shards(self, tensor: ShardedTensor) -> bytes:
+        """The results of this rank's shards."""
+        parts = [
+            self.part(shard.tensor.detach()).to("cpu", self.dtype)
+            for shard in tensor.local_shards()
+            if shard.tensor.numel()
+        ]
+        return b"".join(bytes(piece.reshape(1).view(torch.uint8).numpy()) for piece in parts)
+
+    def of_all(self, results: Sequence[bytes]) -> torch.Tensor:
+        """The result over all ranks."""
+        joined = bytearray().join(results)
+        empty = torch.zeros(0, dtype=self.dtype)
+        partials = torch.frombuffer(joined, dtype=self.dtype) if joined else empty
+        return self.finish(self.whole(partials))
+
+
+def _reducer(name: str, plan: Callable[..., Reduction]) -> Callable[..., torch.Tensor]:
+    """The torch function that carries out what `plan` makes of its arguments."""
+
+    def reduce(tensor: ShardedTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if args and isinstance(args[0], torch.Tensor):
+            return NotImplemented  # torch.min(a, b) is elementwise.
+        planned: list[Reduction] = []
+
+        def mine() -> bytes:
+            planned.append(plan(tensor, *args, **kwargs))
+            return planned[0].of_shards(tensor)
+
+        answers = agree(tensor.rank_group, f"ShardedTensor.{name}", mine)
+        return planned[0].of_all(answers).to(tensor.device)
+
+    return reduce
+
+
+def _sum(
     tensor: ShardedTensor, dim: object = None, *, dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """The sum of all cells, in the dtype that torch.sum gives."""
+) -> Reduction:
     _require_all_dims("sum", dim)
     result_dtype = dtype or _sum_dtype(tensor.dtype)
     wide = _wide_dtype(result_dtype)
-    total = _combine(tensor, "sum", wide, lambda x: x.sum(dtype=wide), torch.sum)
-    return total.to(result_dtype)
+    return Reduction(
+        wide, lambda x: x.sum(dtype=wide), torch.sum, lambda total: total.to(result_dtype)
+    )
 
 
-def mean(
+def _mean(
     tensor: ShardedTensor, dim: object = None, *, dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """The mean of all cells; nan for an empty tensor."""
+) -> Reduction:
     _require_all_dims("mean", dim)
-    result_dtype = dtype or tensor.dtype
-    if not (result_dtype.is_floating_point or result_dtype.is_complex):
-        raise RuntimeError(f"mean needs a floating point or complex dtype, got {result_dtype}")
-    return (sum_(tensor, dtype=_wide_dtype(result_dtype)) / tensor.numel()).to(result_dtype)
+    result_dtype = _require_real_or_complex("mean", dtype or tensor.dtype)
+    wide = _wide_dtype(result_dtype)
+    return Reduction(
+        wide,
+        lambda x: x.sum(dtype=wide),
+        torch.sum,
+        lambda total: (total / tensor.numel()).to(result_dtype),
+    )
 
 
-def _extreme(name: str, reduce: Reduce) -> Callable[..., torch.Tensor]:
-    def extreme(tensor: ShardedTensor, dim: object = None, *args: object) -> torch.Tensor:
-        if isinstance(dim, torch.Tensor):
-            return NotImplemented  # torch.min(a, b) is elementwise.
+def _extreme(name: str, reduce: Reduce) -> Callable[..., Reduction]:
+    def extreme(tensor: ShardedTensor, dim: object = None, *args: object) -> Reduction:
         if args:
             raise UnsupportedError(f"{name} of a ShardedTensor takes no further argument")
         _require_all_dims(name, dim)
@@ -52,43 +100,59 @@ def _extreme(name: str, reduce: Reduce) -> Callable[..., torch.Tensor]:
             raise InvalidError(f"{name} of a tensor without cells is undefined")
         if tensor.dtype.is_complex:
             raise RuntimeError(f"{name} is undefined for {tensor.dtype}")
-        return _combine(tensor, name, tensor.dtype, reduce, reduce)
+        return Reduction(tensor.dtype, reduce, reduce, _as_is)
 
     return extreme
 
 
-def norm(
+def _truth(name: str, reduce: Reduce) -> Callable[..., Reduction]:
+    def truth(tensor: ShardedTensor, dim: object = None) -> Reduction:
+        _require_all_dims(name, dim)
+        return Reduction(torch.bool, reduce, reduce, _as_is)
+
+    return truth
+
+
+def _norm(
     tensor: ShardedTensor,
     p: float | str = 2,
     dim: object = None,
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
     out: None = None,
-) -> torch.Tensor:
-    """The p-norm over all cells; inf and -inf give the largest and smallest magnitude."""
+) -> Reduction:
     _require_all_dims("norm", dim)
     if out is not None:
         raise UnsupportedError("norm of a ShardedTensor takes no out; copy the result into it")
-    order = _order(p)
-    result_dtype = dtype or tensor.dtype
-    if not (result_dtype.is_floating_point or result_dtype.is_complex):
-        raise RuntimeError(f"norm needs a floating point or complex dtype, got {result_dtype}")
+    result_dtype = _require_real_or_complex("norm", dtype or tensor.dtype)
     if result_dtype.is_complex:
         result_dtype = torch.empty((), dtype=result_dtype).real.dtype
-    result = _norm(tensor, order).to(result_dtype)
-    return result.reshape((1,) * tensor.ndim) if keepdim else result
+    shape = (1,) * tensor.ndim if keepdim else ()
+    part, whole, root = _norm_parts(tensor, _order(p))
+    return Reduction(torch.float64, part, whole, lambda x: root(x).to(result_dtype).reshape(shape))
 
 
-def vector_norm(
+def _vector_norm(
     tensor: ShardedTensor,
     ord: float = 2,
     dim: object = None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """As norm, with the arguments of torch.linalg.vector_norm."""
-    return norm(tensor, ord, dim, keepdim, dtype)
+) -> Reduction:
+    return _norm(tensor, ord, dim, keepdim, dtype)
+
+
+def _norm_parts(tensor: ShardedTensor, order: float) -> tuple[Reduce, Reduce, Reduce]:
+    """What to do with a shard, with all shards' results, and with the total."""
+    if math.isinf(order):
+        if not tensor.numel():
+            raise InvalidError("the inf-norm of a tensor without cells is undefined")
+        reduce = torch.amax if order > 0 else torch.amin
+        return lambda x: reduce(_magnitudes(x)), reduce, _as_is
+    if order == 0:
+        return lambda x: (_magnitudes(x) != 0).sum(), torch.sum, _as_is
+    return lambda x: (_magnitudes(x) ** order).sum(), torch.sum, lambda x: x ** (1.0 / order)
 
 
 def _order(p: float | str) -> float:
@@ -99,20 +163,8 @@ def _order(p: float | str) -> float:
     return float(p)
 
 
-def _norm(tensor: ShardedTensor, order: float) -> torch.Tensor:
-    if math.isinf(order):
-        if not tensor.numel():
-            raise InvalidError("the inf-norm of a tensor without cells is undefined")
-        reduce = torch.amax if order > 0 else torch.amin
-        return _combine(tensor, "norm", torch.float64, lambda x: reduce(_magnitudes(x)), reduce)
-    if order == 0:
-        return _combine(
-            tensor, "norm", torch.float64, lambda x: (_magnitudes(x) != 0).sum(), torch.sum
-        )
-    powers = _combine(
-        tensor, "norm", torch.float64, lambda x: (_magnitudes(x) ** order).sum(), torch.sum
-    )
-    return powers ** (1.0 / order)
+def _as_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _magnitudes(tensor: torch.Tensor) -> torch.Tensor:
@@ -127,6 +179,12 @@ def _require_all_dims(name: str, dim: object) -> None:
         )
 
 
+def _require_real_or_complex(name: str, dtype: torch.dtype) -> torch.dtype:
+    if not (dtype.is_floating_point or dtype.is_complex):
+        raise RuntimeError(f"{name} needs a floating point or complex dtype, got {dtype}")
+    return dtype
+
+
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.is_floating_point or dtype.is_complex else torch.int64
 
@@ -137,56 +195,32 @@ def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype.is_floating_point else torch.int64
 
 
-def _combine(
-    tensor: ShardedTensor, name: str, dtype: torch.dtype, part: Reduce, whole: Reduce
-) -> torch.Tensor:
-    """`part` of each shard, then `whole` over the parts of all ranks, in rank order."""
-
-    def mine() -> bytes:
-        parts = [
-            part(shard.tensor.detach()).to("cpu", dtype)
-            for shard in tensor.local_shards()
-            if shard.tensor.numel()
-        ]
-        return b"".join(bytes(piece.reshape(1).view(torch.uint8).numpy()) for piece in parts)
-
-    answers = agree(tensor.rank_group, f"ShardedTensor.{name}", mine)
-    joined = bytearray().join(answers)
-    empty = torch.zeros(0, dtype=dtype)
-    partials = torch.frombuffer(joined, dtype=dtype) if joined else empty
-    return whole(partials).to(tensor.device)
-
-
-def any_(tensor: ShardedTensor, dim: object = None) -> torch.Tensor:
-    """Whether some cell is not zero."""
-    _require_all_dims("any", dim)
-    return _combine(tensor, "any", torch.bool, torch.any, torch.any)
-
-
-def all_(tensor: ShardedTensor, dim: object = None) -> torch.Tensor:
-    """Whether no cell is zero."""
-    _require_all_dims("all", dim)
-    return _combine(tensor, "all", torch.bool, torch.all, torch.all)
-
+_any = _reducer("any", _truth("any", torch.any))
+_all = _reducer("all", _truth("all", torch.all))
+_total = _reducer("sum", _sum)
+_average = _reducer("mean", _mean)
+_least = _reducer("min", _extreme("min", torch.amin))
+_most = _reducer("max", _extreme("max", torch.amax))
+_length = _reducer("norm", _norm)
 
 FUNCTIONS: dict[Any, Callable[..., torch.Tensor]] = {
-    torch.any: any_,
-    torch.Tensor.any: any_,
-    torch.all: all_,
-    torch.Tensor.all: all_,
-    torch.sum: sum_,
-    torch.Tensor.sum: sum_,
-    torch.mean: mean,
-    torch.Tensor.mean: mean,
-    torch.min: _extreme("min", torch.amin),
-    torch.Tensor.min: _extreme("min", torch.amin),
-    torch.amin: _extreme("min", torch.amin),
-    torch.Tensor.amin: _extreme("min", torch.amin),
-    torch.max: _extreme("max", torch.amax),
-    torch.Tensor.max: _extreme("max", torch.amax),
-    torch.amax: _extreme("max", torch.amax),
-    torch.Tensor.amax: _extreme("max", torch.amax),
-    cast("Any", torch).norm: norm,
-    cast("Any", torch.Tensor).norm: norm,
-    cast("Any", torch.linalg).vector_norm: vector_norm,
+    torch.any: _any,
+    torch.Tensor.any: _any,
+    torch.all: _all,
+    torch.Tensor.all: _all,
+    torch.sum: _total,
+    torch.Tensor.sum: _total,
+    torch.mean: _average,
+    torch.Tensor.mean: _average,
+    torch.min: _least,
+    torch.Tensor.min: _least,
+    torch.amin: _least,
+    torch.Tensor.amin: _least,
+    torch.max: _most,
+    torch.Tensor.max: _most,
+    torch.amax: _most,
+    torch.Tensor.amax: _most,
+    cast("Any", torch).norm: _length,
+    cast("Any", torch.Tensor).norm: _length,
+    cast("Any", torch.linalg).vector_norm: _reducer("norm", _vector_norm),
 }

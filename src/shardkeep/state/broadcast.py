@@ -27,9 +27,10 @@ from shardkeep.ranks import (
 )
 from shardkeep.sharded.leaves import leaf_kind, local_tensors
 from shardkeep.state.keys import path_of, wire_key
-from shardkeep.state.paths import Path, path_text, set_element
+from shardkeep.state.paths import Path, path_text
+from shardkeep.state.placing import place
 from shardkeep.state.removing import remove_leaves
-from shardkeep.state.targets import Target, put, target_for
+from shardkeep.state.targets import Target, filled, target_for
 from shardkeep.state.tree import leaves
 
 _WHAT = "broadcast_state_dict"
@@ -58,10 +59,8 @@ def broadcast_state_dict(
     job = _Broadcast(group, src, where)
     views = share_views(group, _WHAT, lambda: job.prepare(offer, local_state_dict))
     job.run(offer, views)
-    for target in job.targets.values():
-        put(local_state_dict, target, cpu_offload=cpu_offload)
-    for path, value in job.values:
-        set_element(local_state_dict, path, value)
+    news = {t.path: filled(t, cpu_offload=cpu_offload) for t in job.targets.values()}
+    place(local_state_dict, news | dict(job.values))
     if strict:
         remove_leaves(local_state_dict, keep=set(offer.tensors) | set(offer.values))
 

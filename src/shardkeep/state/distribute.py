@@ -7,8 +7,9 @@ import torch
 from shardkeep.errors import InvalidError
 from shardkeep.ranks import RankGroup
 from shardkeep.sharded.leaves import leaf_kind
-from shardkeep.state.paths import Path, path_text, set_element
-from shardkeep.state.targets import Target, put, target_for
+from shardkeep.state.paths import Path, path_text
+from shardkeep.state.placing import place
+from shardkeep.state.targets import Target, target_for
 from shardkeep.state.tree import leaves
 
 
@@ -35,10 +36,9 @@ def distribute_state_dict(
     ]
     for target, full in targets:
         _fill(target, full.detach(), me)
-        put(local_state_dict, target, cpu_offload=False)
-    for path, value in found:
-        if leaf_kind(value) is None:
-            set_element(local_state_dict, path, value)
+    news = {target.path: target.leaf for target, _ in targets}
+    news |= {path: value for path, value in found if leaf_kind(value) is None}
+    place(local_state_dict, news)
 
 
 def _target(path: Path, local: Any, full: Any, device: torch.device | None) -> Target:

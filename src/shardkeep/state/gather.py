@@ -103,7 +103,8 @@ class _Gather:
     def run(self, views: Views) -> dict[Path, torch.Tensor]:
         """The whole tensors by path, on receivers."""
         _require_same_keys(views)
-        shipments = [self._shipment(key, leaf, views) for key, leaf in self.sources.items()]
+        # By key: each pair of ranks must pack and unpack in the same order, whatever their dicts'.
+        shipments = [self._shipment(key, self.sources[key], views) for key in sorted(self.sources)]
         ship(self.group, shipments, what=_WHAT)
         return {self.paths[key]: whole[0] for key, whole in self.wholes.items() if whole}
 

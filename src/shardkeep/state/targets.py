@@ -10,7 +10,7 @@ from shardkeep.errors import CompanionMismatch, InvalidError
 from shardkeep.layouts import Layout
 from shardkeep.plan import Entry
 from shardkeep.sharded.leaves import leaf_kind, local_tensors, with_local_tensors
-from shardkeep.state.paths import Path, path_text, set_element
+from shardkeep.state.paths import Path, path_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ def _made_real(
     return made.requires_grad_(local.requires_grad)
 
 
-def put(tree: Any, target: Target, *, cpu_offload: bool) -> None:
-    """The target's leaf in its place of the tree."""
+def filled(target: Target, *, cpu_offload: bool) -> torch.Tensor:
+    """The leaf that stands in the tree afterwards."""
     leaf = target.leaf
     if cpu_offload and leaf.device.type != "cpu":
         leaf = with_local_tensors(leaf, [part.cpu() for part in local_tensors(leaf)])
-    set_element(tree, target.path, leaf)
+    return leaf

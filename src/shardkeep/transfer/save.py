@@ -289,7 +289,7 @@ class _Save:
         tensors = tensor_records(settlement.entries, divisions, table)
         return Manifest(
             save_id=agreement.save_id,
-            world=len(self.council.ranks),
+            world=max(self.council.ranks) + 1,
             tree=settlement.tree,
             tensors=tensors,
             grids=tuple(table.grids),
