@@ -76,7 +76,10 @@ def checkpoint(how: Parallelism, ranks: int) -> tuple[Manifest, HeadersOnly]:
 
 def _sources(how: Parallelism, ranks: int) -> Sequence[int]:
     """All ranks that may have written what the first rank of the smaller job wants."""
-    return range(ranks) if ranks <= 64 or how.name == "HSDP" else range(64)
+    if how.name == "HSDP":
+        group = ranks // 4
+        return [replica * group + at for replica in range(4) for at in range(min(8, group))]
+    return range(min(ranks, 64))
 
 
 def _head(

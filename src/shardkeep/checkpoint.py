@@ -74,7 +74,8 @@ def save(
     """
     council = council_of(group, act="save", timeout=timeout)
     with Meter("saving", progress, show=council.me == council.chair) as meter:
-        options = _save_options(overwrite, threads, check_replicas, metadata, meter)
+        with _told(council, "save (plan)"):
+            options = _save_options(overwrite, threads, check_replicas, metadata, meter)
         return _run(lambda: keep_state(state), path, durable, council, options, Timings())
 
 
@@ -96,19 +97,13 @@ def save_async(
     The state may be changed as soon as this returns. At most two snapshots are in memory: a third
     call waits. The error of an earlier save that nobody asked for is raised here.
     """
-    meter = Meter("saving", progress, show=False)
-    options = _save_options(overwrite, threads, check_replicas, metadata, meter)
-    _background.raise_unseen()
-    _background.reserve()
+    # First of all: a rank that raises before it would be one act behind the others for ever.
     council, timings = council_of(group, act="save", timeout=timeout), Timings()
-    try:
-        with timings.phase("stage"):
-            kept, snapshot = _staged(keep_state(state))
-    except BaseException as error:
-        council.fail("save (stage)", error, undone=True)
-        council.leave(done=False)
-        _background.give_back()
-        raise
+    meter = Meter("saving", progress, show=False)
+    with _told(council, "save (stage)"):
+        options = _save_options(overwrite, threads, check_replicas, metadata, meter)
+        _background.raise_unseen()
+        kept, snapshot = _staged(state, timings)
     handle: Handle[SaveResult] = Handle(f"the checkpoint {path}")
     handle.mark_staged()
 
@@ -124,9 +119,27 @@ _background = Background(_SNAPSHOTS)
 _stager = Stager()
 
 
-def _staged(kept: KeptState) -> tuple[KeptState, Snapshot]:
-    """The state in memory of its own, which nobody else changes."""
-    snapshot = _stager.stage(kept.memory)
+@contextmanager
+def _told(council: Council, phase: str) -> Generator[None]:
+    """What goes wrong on this rank alone is heard by all, so that nobody waits for it."""
+    try:
+        yield
+    except BaseException as error:
+        council.fail(phase, error, undone=True)
+        council.leave(done=False)
+        raise
+
+
+def _staged(state: Any, timings: Timings) -> tuple[KeptState, Snapshot]:
+    """The state in memory of its own, which nobody else changes; its room is reserved."""
+    _background.reserve()
+    try:
+        with timings.phase("stage"):
+            kept = keep_state(state)
+            snapshot = _stager.stage(kept.memory)
+    except BaseException:
+        _background.give_back()
+        raise
     return replace(kept, memory=snapshot.tree), snapshot
 
 
@@ -231,7 +244,9 @@ def explain_save(
 ) -> SaveExplanation:
     """What saving `state` would write, rank by rank; raises the conflicts a save would. SPMD."""
     council = council_of(group, act="explain", timeout=timeout)
-    return explain_saving(keep_state(state), council, threads)
+    with _told(council, "explain"):
+        kept = keep_state(state)
+    return explain_saving(kept, council, threads)
 
 
 def prune(path: Path, *, dry_run: bool = False) -> PruneReport:

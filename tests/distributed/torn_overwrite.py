@@ -33,7 +33,7 @@ from shardkeep.transfer.council import StoreCouncil
 ITEMS = 32 * 1024
 MAX_RANKS = 4
 # What the ranks that were not killed wait for those that were.
-PATIENCE = 0.3
+PATIENCE = 0.2
 MAX_SURVIVAL = 30.0
 
 
@@ -48,6 +48,8 @@ class Round:
     victims: tuple[int, ...]
     seconds: float
     """From the first save that all ranks have begun to the kill."""
+    at_commit: bool
+    """Wait on, until a manifest is replaced."""
 
     @classmethod
     def draw(cls, number: int, seed: int, save_seconds: float) -> Round:
@@ -61,7 +63,8 @@ class Round:
             dice.random() < 0.5,
             dice.random() < 0.25,
             tuple(victims),
-            dice.uniform(0, 2.5 * save_seconds),
+            dice.uniform(0, 1.5 * save_seconds),
+            dice.random() < 0.4,
         )
 
 
@@ -216,6 +219,8 @@ class Campaign:
         pids = [self._start(plan, rank, log) for rank in range(plan.size)]
         self._wait_for_saves(plan)
         time.sleep(plan.seconds)
+        if plan.at_commit:
+            self._wait_for_commit()
         for rank in plan.victims:
             os.kill(pids[rank], signal.SIGKILL)
         self._reap([pids[rank] for rank in range(plan.size) if rank not in plan.victims])
@@ -239,6 +244,13 @@ class Campaign:
                 raise AssertionError(f"round {plan}: no save went through without a kill")
             time.sleep(0.0005)
         self.save_seconds = 0.5 * self.save_seconds + 0.5 * (time.monotonic() - (first or start))
+
+    def _wait_for_commit(self) -> None:
+        """The moment that matters most, and that time alone rarely hits."""
+        manifest, deadline = self.path / "manifest.json", time.monotonic() + 1.0
+        before = manifest.stat().st_ino
+        while manifest.stat().st_ino == before and time.monotonic() < deadline:
+            pass
 
     def _reap(self, survivors: Sequence[int]) -> None:
         """Ranks that were left alive must come to an end by themselves."""

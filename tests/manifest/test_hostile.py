@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, strategies as st
 
-from shardkeep.errors import CorruptError, VersionError
+from shardkeep.errors import CorruptError, InvalidError, VersionError
 from shardkeep.manifest import decode_header, decode_manifest, encode_manifest, header_length
 from shardkeep.manifest.limits import MAX_MANIFEST_NBYTES
 from tests.manifest.examples import replaced, signed, small_manifest
@@ -112,6 +112,20 @@ def test_a_manifest_above_the_limit_is_not_even_hashed(monkeypatch: pytest.Monke
 
     assert MAX_MANIFEST_NBYTES == 2**30
     with pytest.raises(CorruptError, match=f"a manifest of {len(DATA)} bytes; expected at most"):
+        decode_manifest(DATA, where="ckpt")
+
+
+def test_a_manifest_above_the_limit_is_not_written(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("shardkeep.manifest.codec.MAX_MANIFEST_NBYTES", len(DATA) - 1)
+
+    with pytest.raises(InvalidError, match="bytes; the format allows"):
+        encode_manifest(small_manifest())
+
+
+def test_more_files_than_the_limit_are_rejected(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("shardkeep.manifest.checks.MAX_FILES", 1)
+
+    with pytest.raises(CorruptError, match="files: 2; expected at most 1"):
         decode_manifest(DATA, where="ckpt")
 
 

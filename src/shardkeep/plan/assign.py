@@ -68,60 +68,81 @@ def plan_divisions(tensors: Mapping[str, Tensor], *, file_count: int) -> dict[st
 
     Tensors without cells are left out: there is nothing to write.
     """
-    sized = {key: tensor for key, tensor in tensors.items() if tensor.nbytes}
-    writers = _Writers(sized, file_count)
+    sizes = {key: nbytes for key, tensor in tensors.items() if (nbytes := tensor.nbytes)}
+    writers = _Writers(tensors, sizes, file_count)
     # Largest first: the small ones then even out what is left.
-    order = sorted(sized, key=lambda key: (-sized[key].nbytes, key))
-    made = {key: writers.divide(sized[key]) for key in order}
-    return {key: made[key] for key in sized}
+    order = sorted(sizes, key=lambda key: (-sizes[key], key))
+    made = {key: writers.divide(tensors[key], sizes[key]) for key in order}
+    return {key: made[key] for key in sizes}
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """How tensors alike are divided; each has its turn with the replicas and files."""
+
+    division: RegularDivision
+    holders: object
+    replica_count: int
+    """Who take turns; 1 if all write, each a piece."""
+    file_count: int
+    rank_nbytes: int
+    """What a rank writes of one."""
+    made: dict[tuple[int, int], RegularDivision] = field(
+        default_factory=dict[tuple[int, int], RegularDivision]
+    )
+
+    def at(self, replica: int, number: int) -> RegularDivision:
+        """The division with this turn; equal ones are one object."""
+        turn = replica, number
+        if turn not in self.made:
+            self.made[turn] = replace(self.division, replica=replica, number=number)
+        return self.made[turn]
 
 
 class _Writers:
     """The books of all sets of replicas, and of the files of a rank."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], file_count: int) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], sizes: Mapping[str, int], file_count: int
+    ) -> None:
         self.file_count = file_count
         self.files: dict[object, _Books] = {}
         self.replicas: dict[object, _Books] = {}
+        self.rules: dict[Tensor, _Rule | None] = {}
         # Only bytes of the same class count: ranks that share a class know all of its tensors,
         # while of other tensors one may know more than another.
         self.class_nbytes: dict[object, int] = {}
-        for tensor in tensors.values():
-            holders = _holder_class(tensor.layout)
-            self.class_nbytes[holders] = self.class_nbytes.get(holders, 0) + tensor.nbytes
+        for key, nbytes in sizes.items():
+            holders = _holder_class(tensors[key].layout)
+            self.class_nbytes[holders] = self.class_nbytes.get(holders, 0) + nbytes
 
-    def divide(self, tensor: Tensor) -> Division:
-        cuts = regular_cuts(tensor.layout)
-        if cuts is None or not isinstance(tensor.layout, MeshLayout):
+    def divide(self, tensor: Tensor, nbytes: int) -> Division:
+        if tensor not in self.rules:
+            self.rules[tensor] = self._rule(tensor, nbytes)
+        rule = self.rules[tensor]
+        if rule is None:
             return self._divide_listed(tensor)
-        division = self._share_replicas(RegularDivision(tensor.layout, cuts), tensor)
-        return self._share_files(division, tensor)
+        replica = number = 0
+        if rule.replica_count > 1:
+            replica = _books(self.replicas, rule.holders, rule.replica_count).give(nbytes)
+        if rule.file_count > 1:
+            number = self._file((rule.holders, replica), rule.rank_nbytes)
+        return rule.at(replica, number)
 
-    def _share_replicas(self, division: RegularDivision, tensor: Tensor) -> RegularDivision:
-        count = replica_count(division.layout)
-        if count == 1:
-            return division
-        holders = _holder_class(tensor.layout)
-        fair = self.class_nbytes[holders] / count
-        if tensor.nbytes > _MAX_SHARE * fair:
-            split = _cut_once_more(division, Cut(count, "replicas"))
-            if split is not None:
-                return split
-        return replace(division, replica=_books(self.replicas, holders, count).give(tensor.nbytes))
-
-    def _share_files(self, division: RegularDivision, tensor: Tensor) -> RegularDivision:
-        if self.file_count == 1:
-            return division
-        rank_count = len(division.layout.mesh.ranks)
-        holders = _holder_class(tensor.layout)
-        mine = tensor.nbytes / rank_count
-        fair = self.class_nbytes[holders] / rank_count / self.file_count
-        if mine > _MAX_SHARE * fair:
-            split = _cut_once_more(division, Cut(self.file_count, "files"))
-            if split is not None:
-                return split
-        writers = (holders, division.replica)
-        return replace(division, number=self._file(writers, math.ceil(mine)))
+    def _rule(self, tensor: Tensor, nbytes: int) -> _Rule | None:
+        """None for a tensor that follows no rule."""
+        layout, cuts = tensor.layout, regular_cuts(tensor.layout)
+        if cuts is None or not isinstance(layout, MeshLayout):
+            return None
+        division, holders = RegularDivision(layout, cuts), _holder_class(layout)
+        replicas, ranks, files = replica_count(layout), len(layout.mesh.ranks), self.file_count
+        if replicas > 1 and nbytes > _MAX_SHARE * self.class_nbytes[holders] / replicas:
+            split = _cut_once_more(division, Cut(replicas, "replicas"))
+            division, replicas = (division, replicas) if split is None else (split, 1)
+        if files > 1 and nbytes > _MAX_SHARE * self.class_nbytes[holders] / files:
+            split = _cut_once_more(division, Cut(files, "files"))
+            division, files = (division, files) if split is None else (split, 1)
+        return _Rule(division, holders, replicas, files, math.ceil(nbytes / ranks))
 
     def _file(self, writers: object, nbytes: int) -> int:
         # Books for each set of writers: taking turns with the replicas would not even out files.

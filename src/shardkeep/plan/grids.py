@@ -58,7 +58,9 @@ class GridTable:
         if isinstance(division, RegularDivision):
             # Cells without content have no file of their own; any listed one may stand for them.
             ranks, numbers = division.writers()
-            return SplitGrid(division.splits, Runs.of(self._places[numbers, ranks].tolist()))
+            rows, columns = self._places.shape
+            within = np.minimum(numbers, rows - 1), np.minimum(ranks, columns - 1)
+            return SplitGrid(division.splits, Runs.of(self._places[within].tolist()))
         boxes = tuple(box for _, box, _ in division.chunks)
         files = Runs.of([self._files[part.rank, number] for part, _, number in division.chunks])
         return BoxGrid(boxes, files)

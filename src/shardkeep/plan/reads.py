@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shardkeep.boxes import Box, ByteRanges, byte_ranges
 
@@ -170,7 +171,8 @@ def _parts(box: Box, strides: Sequence[int], itemsize: int, limit_nbytes: int) -
             yield cut
 
 
-def _strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+@lru_cache(maxsize=4096)
+def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     strides: list[int] = []
     step = itemsize
     for side in reversed(shape):

@@ -34,9 +34,14 @@ def allocate(
     size: Sequence[object],
     properties: TensorProperties,
     process_group: object,
-    init_rrefs: bool,
+    *,
+    init_rrefs: bool = False,
+    device: torch.device | None = None,
 ) -> T:
-    """A sharded tensor whose local shards are fresh, uninitialised memory."""
+    """A sharded tensor whose local shards are fresh, uninitialised memory.
+
+    `device` is what a rank without shards says of it.
+    """
     if not isinstance(spec, ShardingSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidError(f"expected a ShardingSpec, got {type(spec).__name__}")
     require_supported(properties)
@@ -47,7 +52,7 @@ def allocate(
         for record in metadata.shards_metadata
         if record.rank == group.me
     ]
-    made = cls.in_group(metadata, shards, spec, process_group)
+    made = cls.in_group(metadata, shards, spec, process_group, device)
     return connect(made, group) if init_rrefs else made
 
 

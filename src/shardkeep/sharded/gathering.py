@@ -11,9 +11,8 @@ from shardkeep.errors import InvalidError
 from shardkeep.layouts import Layout, ListedLayout
 from shardkeep.plan import plan_moves
 from shardkeep.ranks import RankGroup, Shipment, agree, agree_equal, ship
-from shardkeep.sharded.create import checked_metadata, empty_shard
+from shardkeep.sharded.create import allocate
 from shardkeep.sharded.metadata import TensorProperties
-from shardkeep.sharded.shard import Shard
 from shardkeep.sharded.sharded_tensor import ShardedTensor
 from shardkeep.sharded.specs import ShardingSpec, spec_of_layout
 
@@ -121,7 +120,10 @@ def reshard(tensor: ShardedTensor, goal: ShardingSpec | Layout) -> ShardedTensor
     made: list[ShardedTensor] = []
 
     def check() -> object:
-        made.append(_allocate_like(tensor, goal, group))
+        spec = _as_spec(goal, tensor.device)
+        properties = TensorProperties(tensor.dtype)
+        size, home = tuple(tensor.shape), tensor.process_group
+        made.append(allocate(type(tensor), spec, (size,), properties, home, device=tensor.device))
         return [str(record.box) + str(record.rank) for record in made[0].metadata().shards_metadata]
 
     agree_equal(group, "ShardedTensor.reshard", check)
@@ -132,20 +134,12 @@ def reshard(tensor: ShardedTensor, goal: ShardingSpec | Layout) -> ShardedTensor
     return result
 
 
-def _allocate_like(
-    tensor: ShardedTensor, goal: ShardingSpec | Layout, group: RankGroup
-) -> ShardedTensor:
-    spec = spec_of_layout(goal, tensor.device) if isinstance(goal, Layout) else goal
-    if not isinstance(spec, ShardingSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
+def _as_spec(goal: object, device: torch.device) -> ShardingSpec:
+    if isinstance(goal, Layout):
+        return spec_of_layout(goal, device)
+    if not isinstance(goal, ShardingSpec):
         raise InvalidError(f"reshard takes a ShardingSpec or a Layout, got {type(goal).__name__}")
-    properties = TensorProperties(tensor.dtype)
-    metadata = checked_metadata(spec, tuple(tensor.shape), properties, group)
-    shards = [
-        Shard(empty_shard(record, properties), record)
-        for record in metadata.shards_metadata
-        if record.rank == group.me
-    ]
-    return type(tensor).in_group(metadata, shards, spec, tensor.process_group, tensor.device)
+    return goal
 
 
 def move(tensor: ShardedTensor, target: Layout, buffers: Sequence[torch.Tensor], what: str) -> None:

@@ -8,9 +8,8 @@ from shardkeep.errors import InvalidError
 from shardkeep.layouts import Layout
 from shardkeep.plan import plan_moves
 from shardkeep.ranks import RankGroup, Shipment, agree_equal, ship
-from shardkeep.sharded.create import checked_metadata, empty_shard
+from shardkeep.sharded.create import allocate
 from shardkeep.sharded.metadata import TensorProperties
-from shardkeep.sharded.shard import Shard
 from shardkeep.sharded.sharded_tensor import ShardedTensor
 from shardkeep.sharded.specs import ShardingSpec
 
@@ -62,17 +61,10 @@ def _allocate(
     process_group: object,
     group: RankGroup,
 ) -> ShardedTensor:
-    if not isinstance(spec, ShardingSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidError(f"expected a ShardingSpec, got {type(spec).__name__}")
     if not isinstance(tensor, torch.Tensor) or isinstance(tensor, ShardedTensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidError(f"only a plain tensor can be sharded, got {type(tensor).__name__}")
     if not 0 <= src_rank < group.size:
         raise InvalidError(f"src_rank={src_rank} is not a rank of a group of {group.size}")
     properties = TensorProperties(tensor.dtype)
-    metadata = checked_metadata(spec, tuple(tensor.shape), properties, group)
-    shards = [
-        Shard(empty_shard(record, properties), record)
-        for record in metadata.shards_metadata
-        if record.rank == group.me
-    ]
-    return ShardedTensor.in_group(metadata, shards, spec, process_group, tensor.device)
+    size = tuple(tensor.shape)
+    return allocate(ShardedTensor, spec, (size,), properties, process_group, device=tensor.device)

@@ -187,7 +187,7 @@ class ShardedTensor(ShardedTensorBase):
         properties = TensorProperties(
             dtype or torch.get_default_dtype(), layout, requires_grad, memory_format, pin_memory
         )
-        return allocate(cls, sharding_spec, size, properties, process_group, init_rrefs)
+        return allocate(cls, sharding_spec, size, properties, process_group, init_rrefs=init_rrefs)
 
     # The arguments are consumed by __new__; torch.Tensor's own __init__ takes none of them.
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportInconsistentConstructor]
@@ -263,10 +263,7 @@ class ShardedTensor(ShardedTensorBase):
 
     @classmethod
     def from_dtensor(cls, tensor: DTensor, process_group: object = None) -> Self:
-        """The same cells as a sharded tensor, sharing memory where boxes are contiguous.
-
-        Layouts with replicas are refused: a sharded tensor holds each cell once.
-        """
+        """The same cells, in shared memory where boxes are contiguous; replicas are refused."""
         from shardkeep.sharded.dtensors import from_dtensor
 
         return from_dtensor(cls, tensor, process_group)

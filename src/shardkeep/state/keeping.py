@@ -82,7 +82,8 @@ class KeptState:
 
 def is_live(leaf: object) -> TypeGuard[Stateful]:
     """Whether this is an object with a state of its own; a class has the methods, but no state."""
-    return isinstance(leaf, Stateful) and not isinstance(leaf, torch.Tensor | type)
+    # Tensors first: asking for the methods of a protocol is slow.
+    return not isinstance(leaf, torch.Tensor | type) and isinstance(leaf, Stateful)
 
 
 def expand(tree: Any) -> Any:

@@ -189,6 +189,9 @@ class _Fitter:
             device = self._device or torch.device("cpu")
             memory = [torch.empty_like(part, device=device) for part in memory]
             self.fit.replaced[path] = with_local_tensors(leaf, memory, device=device)
+        if leaf_kind(leaf) == "tensor":
+            self.fit.slots.append(Slot(record, Box.whole(record.shape), memory[0]))
+            return
         for part in _layout(path, leaf, self._me).parts_of(self._me):
             view = memory[part.buffer]
             if part.place.shape != view.shape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from shardkeep.boxes import Box
 from shardkeep.errors import CorruptError
-from shardkeep.manifest import Manifest, TensorRecord, itemsize
+from shardkeep.manifest import Chunk, Manifest, TensorRecord, itemsize
 from shardkeep.plan.reads import Piece, Read, plan_reads
 from shardkeep.storage import CanReadInto
 from shardkeep.transfer.open_manifest import Headers
@@ -63,8 +63,8 @@ def plan_load(
     """What to read of which file; reads the headers of these files, but no data."""
     places = [
         (want, chunk, index)
-        for want in wants
-        for chunk, index in manifest.chunks_meeting(want.record, want.box)
+        for want, chunks in zip(wants, _chunks_of(manifest, wants), strict=True)
+        for chunk, index in chunks
     ]
     headers.fetch(dict.fromkeys(index for _, _, index in places), threads=threads)
     pieces: dict[int, list[Piece]] = {}
@@ -77,22 +77,32 @@ def plan_load(
     return [_file_plan(manifest, headers, index, pieces[index], arrays[index]) for index in pieces]
 
 
+def _chunks_of(manifest: Manifest, wants: Sequence[Want]) -> Iterator[list[Chunk]]:
+    """The chunks that each want meets; of many alike, found once."""
+    known: dict[object, list[Chunk]] = {}
+    for want in wants:
+        record, box = want.record, want.box
+        alike = record.grid, record.shape, box.start, box.stop
+        if alike not in known:
+            known[alike] = manifest.chunks_meeting(record, box)
+        yield known[alike]
+
+
 def _piece(
     manifest: Manifest, headers: Headers, want: Want, chunk: Box, index: int, target: int
 ) -> tuple[Piece, Array]:
-    where = manifest.file_name(index)
-    start = headers[index].chunk(want.record, chunk, where=where).start
+    start = headers.chunk(index, want.record, chunk).start
     size = itemsize(want.record.dtype)
-    if chunk == want.box:
-        whole = Box.whole(chunk.shape)
-        array = want.array
-        return _made(target, start, chunk.shape, whole, size, array), array
+    shape = chunk.shape
+    if chunk.start == want.box.start and chunk.stop == want.box.stop:
+        whole = chunk if not any(chunk.start) else Box.whole(shape)
+        return _made(target, start, shape, whole, size, want.array), want.array
     shared = chunk.intersect(want.box)
     if shared is None:
         raise CorruptError(f"chunk {chunk} of {want.record.key!r} does not meet {want.box}")
     array = want.array[(*shared.relative_to(want.box.start).slices(), ...)]
     inside = shared.relative_to(chunk.start)
-    return _made(target, start, chunk.shape, inside, size, array), array
+    return _made(target, start, shape, inside, size, array), array
 
 
 def _made(

@@ -45,6 +45,7 @@ class Headers:
         self._storage = storage
         self._manifest = manifest
         self._headers: dict[int, Header] = {}
+        self._names: dict[int, str] = {}
         self._lock = threading.Lock()
 
     def fetch(self, indices: Iterable[int], *, threads: int) -> None:
@@ -62,6 +63,13 @@ class Headers:
         if index not in self._headers:
             self.fetch([index], threads=1)
         return self._headers[index]
+
+    def chunk(self, index: int, record: TensorRecord, box: Box) -> StoredEntry:
+        """Where in a file a box of a tensor lies; CorruptError if it is not there as listed."""
+        name = self._names.get(index)
+        if name is None:
+            name = self._names[index] = self._manifest.file_name(index)
+        return self[index].chunk(record, box, where=name)
 
     def _keep(self, index: int, header: Header) -> None:
         with self._lock:

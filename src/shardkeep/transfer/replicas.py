@@ -40,6 +40,8 @@ def digest_replicas(
     if check == "none":
         return found
     for key, layout in layouts.items():
+        if isinstance(layout, MeshLayout) and replica_count(layout) == 1:
+            continue
         for part in layout.parts_of(me):
             holders = _holders(layout, part)
             if len(holders) > 1:

@@ -1,0 +1,124 @@
+"""When a rank fails, dies or stalls, all others say so in time, and nothing is lost."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.distributed import cases_checkpoint as cases
+from tests.distributed.failing_ranks import SCENARIOS, TIMEOUT
+from tests.distributed.pool import ROOT
+
+
+@pytest.mark.parametrize(
+    ("how", "own", "others", "text"),
+    [
+        ("unsupported_value", "InvalidError", "RankInputError", "(plan).*rank 2.*what.*object"),
+        ("unsupported_value_async", "InvalidError", "RankInputError", "rank 2.*what.*object"),
+        ("bad_option", "InvalidError", "RankInputError", "(plan).*rank 2.*threads"),
+        ("unwritable", "StorageError", "RankFailedError", "(plan).*rank 2.*-file"),
+        ("file_damaged_on_one_rank", "CorruptError", "RankInputError", "load.*rank 2.*-00002-0"),
+        ("file_missing_on_one_rank", "NotFoundError", "RankFailedError", "load.*rank 2.*-00002-0"),
+        ("checkpoint_missing_on_one_rank", "NotFoundError", "RankFailedError", "load.*rank 2.*-none"),
+    ],
+)  # fmt: skip
+def test_what_fails_on_one_rank_is_raised_on_all(pool4, tmp_path, how, own, others, text):
+    found = pool4.run(cases.failures_of_one_rank, folder=str(tmp_path), how=how)
+
+    assert [kind for kind, _ in found] == [others, others, own, others], found
+    for rank in (0, 1, 3):
+        _assert_match(text, found[rank][1])
+
+
+@pytest.mark.parametrize(
+    ("how", "own", "others", "text"),
+    [
+        ("different_paths", "RanksDisagreeError", "RankInputError", "rank 2.*checkpoint-2"),
+        ("not_overwritten", "ConflictError", "RankInputError", "overwrite=True"),
+        ("replicas_differ", "ConflictError", "RankInputError", "all.*rank"),
+        ("shapes_differ", "ConflictError", "RankInputError", "all.*shape"),
+        ("disk_not_shared", "StorageError", "RankFailedError", "rank 2.*share"),
+    ],
+)
+def test_what_the_chair_finds_is_raised_on_all(pool4, tmp_path, how, own, others, text):
+    found = pool4.run(cases.failures_of_one_rank, folder=str(tmp_path), how=how)
+
+    assert found[0][0] == own, found
+    assert [kind for kind, _ in found[1:]] == [others] * 3, found
+    for _, said in found:
+        _assert_match(text, said)
+
+
+def test_a_failed_async_save_does_not_part_the_ranks(pool4, tmp_path):
+    case = cases.an_unseen_failure_does_not_part_the_ranks
+    found = pool4.run(case, folder=str(tmp_path))
+
+    assert found[0][0] == "ConflictError"
+    assert all("holds a checkpoint already" in said for _, said in found), found
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_of_two_jobs_that_save_to_one_path_one_stands_and_the_other_is_told(
+    pool4, tmp_path, overwrite
+):
+    case = cases.two_jobs_save_to_one_path
+    found = pool4.run(case, folder=str(tmp_path), overwrite=overwrite)
+
+    for kinds in zip(*[[kind for kind, _ in rounds] for rounds in found], strict=True):
+        failed = [bool(kind) for kind in kinds]
+        assert failed[0] == failed[1], kinds
+        assert failed[2] == failed[3], kinds
+        assert not (failed[0] and failed[2]), kinds
+        if not overwrite:
+            assert failed[0] or failed[2], kinds
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory) -> dict[str, dict]:
+    """What became of the ranks and the folder of each scenario."""
+    command = [sys.executable, "-m", "tests.distributed.failing_ranks"]
+    done = subprocess.run(
+        [*command, str(tmp_path_factory.mktemp("failing"))],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {found["name"]: found for found in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_ranks_that_are_left_name_the_one_that_is_gone_in_time(outcomes, scenario):
+    found = outcomes[scenario.name]
+    left = [said for rank, said in enumerate(found["ranks"]) if rank != scenario.rank]
+
+    for kind, text, seconds in left:
+        if scenario.own_store:
+            assert (kind, "Store does not answer" in text) == ("RankFailedError", True), text
+            continue
+        phase = "plan" if "plan" in scenario.name else "write"
+        _assert_match(f"{phase}: rank {scenario.rank} ", text)
+        assert kind in ("DeadlineError", "RankFailedError")
+        # A chair that was there gets half as long again; the rest is for busy machines.
+        assert float(seconds) < 1.5 * TIMEOUT + 5
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_the_folder_holds_the_old_checkpoint_or_the_new_one(outcomes, scenario):
+    """That a later save to the same path works is a part of the program."""
+    found = outcomes[scenario.name]
+
+    committed = scenario.name == "chair killed after the commit"
+    wakes_up = scenario.name == "chair stopped before the commit"
+    assert found["found"] == (2 if committed else 1)
+    assert found["found_at_last"] == (2 if committed or wakes_up else 1)
+
+
+def _assert_match(pattern: str, text: str) -> None:
+    import re
+
+    assert re.search(pattern, text, re.DOTALL), f"{pattern!r} is not in {text!r}"
