@@ -55,7 +55,8 @@ def plan_as_dcp(ranks: int) -> DcpFigures:
 
 
 def _local_plan(rank: int, ranks: int) -> SavePlan:
-    return SavePlan([_item(key, shape, rank, ranks) for key, shape in shapes().items()])
+    items = [_item(key, shape, rank, ranks) for key, shape in shapes().items()]
+    return SavePlan(items, planner_data={key: (key,) for key in shapes()})
 
 
 def _item(key: str, shape: tuple[int, ...], rank: int, ranks: int) -> WriteItem:

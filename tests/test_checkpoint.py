@@ -197,7 +197,7 @@ def test_a_sparse_tensor_comes_back(name: str, path: Path) -> None:
     assert torch.equal(target["s"].to_dense(), tensor.to_dense())
     assert report.nbytes_read == sk.explain(path, {"s": tensor}).nbytes_read > 0
     for wrong in (DENSE, 3, torch.zeros(3, 3).to_sparse(), tensor.double()):
-        with pytest.raises(ConflictError, match="'s' (is|has)"):
+        with pytest.raises(ConflictError, match=r"'s' (is|has)"):
             sk.load(path, {"s": wrong})
 
 
@@ -251,6 +251,7 @@ class Odd:
     pass
 
 
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 UNSUPPORTED: list[Any] = [
     Odd(),
     Odd,
@@ -403,7 +404,7 @@ def test_slices_read_only_their_blocks(path: Path) -> None:
         assert torch.equal(checkpoint["s"][()], torch.tensor(2.5))
         assert checkpoint["s"].numpy().shape == ()
         for wrong in [1024, (0, 0, 0), True, None, "a", slice(0, 9, 2)]:
-            with pytest.raises(IndexError, match="."):
+            with pytest.raises(IndexError, match=r"(index|indices|slices)"):
                 stored[wrong]
         with pytest.raises(KeyError, match="nothing"):
             checkpoint["nothing"]

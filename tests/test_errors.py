@@ -20,6 +20,7 @@ from shardkeep.errors import (
     ShardkeepError,
     StorageError,
     UnsupportedError,
+    VersionError,
 )
 
 # Handlers and logs depend on these strings: a change here breaks them.
@@ -32,6 +33,7 @@ KINDS = {
     StorageError: "storage",
     DeadlineError: "deadline",
     UnsupportedError: "unsupported",
+    VersionError: "version",
     CoverError: "cover",
     LayoutError: "layout",
     CompanionMismatch: "companion_mismatch",
@@ -48,6 +50,7 @@ BUILTINS = {
     StorageError: OSError,
     DeadlineError: TimeoutError,
     UnsupportedError: NotImplementedError,
+    VersionError: UnsupportedError,
     CoverError: InvalidError,
     LayoutError: InvalidError,
     CompanionMismatch: ValueError,

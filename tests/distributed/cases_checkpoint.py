@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -418,13 +419,11 @@ def two_jobs_save_to_one_path(
     for number in range(10):
         path = f"{folder}/{number}"
         if overwrite and rank == 0:
-            sk.save({"w": torch.full((9000,), 7)}, path, group=SoloCouncil())
+            sk.save({"w": torch.full((9000,), 7), "job": 7}, path, group=SoloCouncil())
         dist.barrier()
         state = {"w": torch.full((9000,), mine[0]), "job": mine[0]}
-        save = lambda: sk.save(  # noqa: E731
-            state, path, overwrite=overwrite, group=group_of(mine), timeout=SECONDS
-        )
-        found.append(error_of(save))
+        options: Any = {"overwrite": overwrite, "group": group_of(mine), "timeout": SECONDS}
+        found.append(error_of(partial(sk.save, state, path, **options)))
         dist.barrier()
         stands = sk.load(path)
         assert bool((stands["w"] == stands["job"]).all())

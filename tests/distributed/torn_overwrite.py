@@ -123,7 +123,7 @@ def be_rank(plan: Round, rank: int, port: int, path: Path, progress: Progress) -
     """Save version after version, each over the one before, until somebody dies."""
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
-    version = progress.begun(plan.size)[rank]
+    version = first = progress.begun(plan.size)[rank]
     while True:
         version += 1
         council = StoreCouncil(
@@ -131,8 +131,8 @@ def be_rank(plan: Round, rank: int, port: int, path: Path, progress: Progress) -
             range(plan.size),
             rank,
             topic=f"{plan.number}/{version}",
-            # Nobody is killed before the first save is under way: wait for slow starters.
-            timeout=PATIENCE if progress.finished(plan.size)[rank] else 60.0,
+            # Nobody is killed in the first save of a round: wait for slow starters.
+            timeout=PATIENCE if version > first + 1 else MAX_SURVIVAL,
         )
         options: dict[str, Any] = {
             "overwrite": True,

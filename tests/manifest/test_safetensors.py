@@ -7,6 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors
+import safetensors.numpy as safetensors_numpy
+import safetensors.torch as safetensors_torch
 import torch
 from hypothesis import given
 
@@ -25,10 +28,6 @@ from shardkeep.manifest import (
 )
 from tests.manifest.examples import SAVE_ID
 from tests.manifest.headers import entry_lists
-
-safetensors = pytest.importorskip("safetensors")
-safetensors_numpy = pytest.importorskip("safetensors.numpy")
-safetensors_torch = pytest.importorskip("safetensors.torch")
 
 
 def data_file(entries: list[EntrySpec], payload: bytes) -> bytes:

@@ -237,8 +237,8 @@ def test_nothing_to_do_needs_nobody():
     assert room[0].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("absent", [0, 2])
-def test_a_peer_that_does_not_take_part_is_named(absent: int):
+def test_a_peer_that_does_not_take_part_is_named():
+    absent = 1
     # Longer than a rank that is well may be late on a busy machine: it would be named too.
     world = ThreadRanks(3, timeout=2)
     full = distinct_values((9,))

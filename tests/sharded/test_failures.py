@@ -6,6 +6,7 @@ Nobody hangs: the worlds' groups have a deadline, and a test that waits for it f
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -38,6 +39,7 @@ from tests.sharded.making import chunks, listed, record, sharded
 
 FULL = distinct_values((6, 3))
 SPEC = chunks([0, 1, 2])
+Errors = dict[str, list[BaseException | None]]
 Act = Callable[[bool, Any], object]
 """What a rank does: its input is bad or not, in this group."""
 
@@ -296,11 +298,19 @@ EXCHANGES: dict[str, Callable[[ShardedTensor], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", EXCHANGES)
-def test_a_peer_that_dies_in_the_midst_of_an_exchange_is_named(name: str):
+def errors_at_once(act: Callable[[str, int, Any], object], timeout: float) -> Errors:
+    """What each exchange raised by rank, each in a world of its own: the deadlines run together."""
+
+    def run(name: str) -> list[BaseException | None]:
+        world = ThreadRanks(3, timeout=timeout)
+        return world.errors(lambda rank, group: act(name, rank, group))
+
+    with ThreadPoolExecutor(len(EXCHANGES)) as pool:
+        return dict(zip(EXCHANGES, pool.map(run, EXCHANGES), strict=True))
+
+
+def test_a_peer_that_dies_in_the_midst_of_an_exchange_is_named():
     """Rank 2 agrees, then is gone before it sends a byte."""
-    # Longer than a rank that is well may be late on a busy machine: it would be named too.
-    world = ThreadRanks(3, timeout=2)
 
     def ship(group: RankGroup, *args: Any, **options: Any) -> None:
         if group.me == 2:
@@ -308,25 +318,27 @@ def test_a_peer_that_dies_in_the_midst_of_an_exchange_is_named(name: str):
         exchange.ship(group, *args, **options)
 
     with mock.patch.object(gathering, "ship", ship):
-        *others, dead = world.errors(lambda _, group: EXCHANGES[name](sharded(FULL, SPEC, group)))
+        # Longer than a rank that is well may be late on a busy machine: it would be named too.
+        found = errors_at_once(
+            lambda name, _, group: EXCHANGES[name](sharded(FULL, SPEC, group)), timeout=3
+        )
 
-    assert isinstance(dead, OSError)
-    waiting = [error for error in others if error is not None]
-    assert waiting
-    for error in waiting:
-        assert isinstance(error, RankFailedError)
-        assert list(error.failures) == [2]
-        assert f"ShardedTensor.{name} failed on rank 2" in str(error)
+    for name, (*others, dead) in found.items():
+        assert isinstance(dead, OSError)
+        waiting = [error for error in others if error is not None]
+        assert waiting
+        for error in waiting:
+            assert isinstance(error, RankFailedError)
+            assert list(error.failures) == [2]
+            assert f"ShardedTensor.{name} failed on rank 2" in str(error)
 
 
-@pytest.mark.parametrize("name", EXCHANGES)
-def test_nobody_waits_for_a_peer_that_never_comes_beyond_the_deadline(name: str):
-    world = ThreadRanks(3, timeout=0.5)
+def test_nobody_waits_for_a_peer_that_never_comes_beyond_the_deadline():
+    found = errors_at_once(
+        lambda name, rank, group: rank == 2 or EXCHANGES[name](sharded(FULL, SPEC, group)),
+        timeout=0.5,
+    )
 
-    def act(rank, group):
-        if rank != 2:
-            EXCHANGES[name](sharded(FULL, SPEC, group))
-
-    *waiting, absent = world.errors(act)
-    assert absent is None
-    assert all(isinstance(error, RuntimeError) for error in waiting)
+    for *waiting, absent in found.values():
+        assert absent is None
+        assert all(isinstance(error, RuntimeError) for error in waiting)

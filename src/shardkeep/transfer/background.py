@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import atexit
+
+# Imported before the registration below, so that it closes its thread pools after our saves.
+import concurrent.futures.thread as _thread_pools  # noqa: F401  # pyright: ignore[reportUnusedImport]
 import sys
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -128,6 +131,17 @@ class Background:
 
 
 _all: weakref.WeakSet[Background] = weakref.WeakSet()
+
+
+def _finish_saves() -> None:
+    for background in list(_all):
+        background.wait()
+
+
+# Thread pools take no work any more when the interpreter begins to exit, earlier than atexit and
+# than the end of threads; a save that is under way still needs them. Last registered, first called.
+_before_pools_close: Any = getattr(cast("Any", threading), "_register_atexit", atexit.register)
+_before_pools_close(_finish_saves)
 
 
 @atexit.register

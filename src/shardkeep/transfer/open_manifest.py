@@ -8,8 +8,16 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from shardkeep.boxes import Box
 from shardkeep.errors import NotFoundError
-from shardkeep.manifest import Header, Manifest, decode_listed_header, decode_manifest
+from shardkeep.manifest import (
+    Header,
+    Manifest,
+    StoredEntry,
+    TensorRecord,
+    decode_listed_header,
+    decode_manifest,
+)
 from shardkeep.manifest.limits import MAX_MANIFEST_NBYTES
 from shardkeep.transfer.commit import MANIFEST
 from shardkeep.transfer.read import OpenFile

@@ -20,6 +20,7 @@ import xxhash
 
 from shardkeep.errors import ConflictError, name_ranks
 from shardkeep.layouts import Layout, Mesh, MeshLayout, Part, Replicate
+from shardkeep.plan.divide import replica_count
 from shardkeep.transfer.write import as_bytes
 
 CheckReplicas = Literal["sample", "all", "none"]

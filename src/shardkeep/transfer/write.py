@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -123,6 +124,7 @@ def _write_file(sink: Sink, job: Job, number: int, meter: Meter) -> FileRecord:
 def _packed(chunks: Sequence[OutChunk]) -> Iterator[Array]:
     """The chunks' bytes in order; small ones joined, so that each write is worth its call."""
     room = np.empty(_STEP_NBYTES, np.uint8)
+    address: int = room.ctypes.data
     used = 0
     for chunk in chunks:
         nbytes = chunk.memory.nbytes
@@ -132,23 +134,32 @@ def _packed(chunks: Sequence[OutChunk]) -> Iterator[Array]:
         if nbytes > _SMALL_NBYTES:
             yield from _pieces(chunk.memory)
         elif nbytes:
-            room[used : used + nbytes] = as_bytes(chunk.memory)
+            _copy_to(room, address, used, chunk.memory, nbytes)
             used += nbytes
     if used:
         yield room[:used]
 
 
+def _copy_to(room: Array, address: int, at: int, memory: torch.Tensor, nbytes: int) -> None:
+    if _lies_in_one_piece(memory):
+        # Five times as fast as an array of the tensor: of small ones there may be many thousands.
+        ctypes.memmove(address + at, memory.data_ptr(), nbytes)
+    else:
+        room[at : at + nbytes] = as_bytes(memory)
+
+
 def _pieces(memory: torch.Tensor) -> Iterator[Array]:
     """A large chunk: its own memory if it lies in one piece, else copies of bounded size."""
-    if memory.is_contiguous() and memory.device.type == "cpu" and not _is_lazy(memory):
+    if _lies_in_one_piece(memory):
         yield as_bytes(memory)
         return
     for box in cut(tuple(memory.shape), max(1, 4 * _STEP_NBYTES // memory.itemsize)):
         yield as_bytes(memory[box.slices()])
 
 
-def _is_lazy(memory: torch.Tensor) -> bool:
-    return memory.is_conj() or memory.is_neg()
+def _lies_in_one_piece(memory: torch.Tensor) -> bool:
+    """Whether the bytes are in the host's memory as they are to be written."""
+    return memory.is_contiguous() and memory.is_cpu and not memory.is_conj() and not memory.is_neg()
 
 
 def as_bytes(memory: torch.Tensor) -> Array:
