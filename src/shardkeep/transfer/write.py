@@ -79,10 +79,12 @@ def write_files(target: Target, job: Job, meter: Meter) -> list[FileRecord]:
             acts = [pool.submit(_write_file, sinks[n], job, n, meter) for n in numbers]
             return [act.result() for act in acts]
     except BaseException:
-        for sink in sinks.values():
+        for number, sink in sinks.items():
             # The cause counts; what cannot be removed now, prune removes.
             with suppress(OSError):
                 sink.abort()
+                # A finished file is no longer the sink's to remove.
+                target.delete(file_name(job.save_id, job.rank, number), missing_ok=True)
         raise
 
 
