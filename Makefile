@@ -14,10 +14,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.shardkeep-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench torture docs clean
+.PHONY: help demo test lint bench bench-quick torture docs clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## four processes make, reshard and gather a sharded tensor
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4 examples/reshard_demo.py
@@ -31,8 +31,15 @@ lint: $(READY) ## style, format, types, and which folder may import which
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-bench: $(READY) ## time and memory, beside PyTorch's own functions
+bench: $(READY) ## time and memory, beside PyTorch's own functions and the raw limit (8 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.memory
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.planning
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.checkpoints
+
+bench-quick: $(READY) ## the same with small states and few repetitions
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.memory --quick
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.planning --quick
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.checkpoints --quick
 
 torture: $(READY) ## property tests with many more examples, and tests marked `torture` (long)
 	SHARDKEEP_TORTURE=1 $(BIN)/python -m pytest tests -m "torture or hypothesis" \

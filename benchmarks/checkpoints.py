@@ -92,7 +92,8 @@ def workloads(quick: bool) -> list[Workload]:
     """Each is named by what is special about it."""
     big, many = large(quick), small(quick)
     one = Workload("W1 large, 1 process", big, ALONE)
-    few = (Shardkeep(), Dcp(2), Safetensors(), Raw())
+    few, brief = (Shardkeep(), Dcp(2), Safetensors(), Raw()), (Shardkeep(), Dcp(2), Raw())
+    turns = 1 if quick else 2
     disk = replace(one, place=BUILD, repetitions=2)
     several = Workload("W2 large, 4 processes", big, TOGETHER, ranks=4)
     reshard = replace(several, name="W4 4 to 2, dim 0 to 1", contenders=TOGETHER[:2], load_ranks=2)
@@ -101,14 +102,8 @@ def workloads(quick: bool) -> list[Workload]:
         replace(disk, contenders=few),
         replace(disk, contenders=DURABLE),
         several,
-        Workload("W3 small, 1 process", many, ALONE, repetitions=2),
-        Workload(
-            "W3 small, 4 processes",
-            many,
-            (TOGETHER[0], TOGETHER[1], TOGETHER[3]),
-            ranks=4,
-            repetitions=1,
-        ),
+        Workload("W3 small, 1 process", many, few, repetitions=turns),
+        Workload("W3 small, 4 processes", many, brief, ranks=4, repetitions=1),
         reshard,
     ]
 

@@ -175,7 +175,7 @@ def _commit_table(figures: list[CommitFigures]) -> Table:
 def _dcp_table(figures: list[DcpFigures]) -> Table:
     table = _table(
         "torch DCP's coordinator, FSDP, CPU time",
-        *("", "ranks", "global plan", "pickle plans and metadata", "metadata"),
+        *("", "ranks", "global plan", "pickle metadata", "metadata"),
     )
     for one in figures:
         mib = f"{one.metadata_nbytes / 2**20:,.1f} MiB"

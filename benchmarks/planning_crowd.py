@@ -74,7 +74,7 @@ def commit_seconds(how: Parallelism, ranks: int) -> tuple[float, int]:
     storage = CrowdStorage(crowd)
     entries = how.entries(how.mesh(ranks))
     view = view_of(entries)
-    memory = {
+    memory: dict[str, Sequence[torch.Tensor]] = {
         key: [torch.zeros(entry.layout.buffer_shapes_of(0)[0], dtype=torch.bfloat16)]
         for key, entry in entries.items()
         if entry.layout is not None

@@ -59,7 +59,7 @@ def _work(rank: int, size: int, port: int, act: Callable[[], object], answers: C
     torch.set_num_threads(1)
     try:
         # The store that torchrun's jobs have.
-        store = dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0)
+        store = dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0)  # pyright: ignore
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
         answers.send((True, act()))
         # Whoever leaves first would break the others' connections.

@@ -15,18 +15,16 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 
 import shardkeep as sk
 from shardkeep.transfer import save as save_module
 from shardkeep.transfer.council import StoreCouncil
-from tests.distributed.torn_overwrite import fork, keep_store, state_of, version_of
+from tests.distributed.torn_overwrite import connect, fork, keep_store, state_of, version_of
 
 SIZE = 4
 TIMEOUT = 3.0
@@ -73,9 +71,7 @@ class Run:
 
     def save(self, rank: int, version: int, *, timeout: float, port: int | None = None) -> None:
         torch.set_num_threads(1)
-        store = dist.TCPStore(
-            "127.0.0.1", port or self.port, None, False, timedelta(seconds=MAX_SECONDS)
-        )
+        store = connect(port or self.port)
         council = StoreCouncil(
             store, range(SIZE), rank, topic=f"{self.path}/{version}", timeout=timeout
         )

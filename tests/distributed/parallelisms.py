@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed._shard.sharded_tensor import (
-    Shard as TorchShard,
-    ShardedTensor as TorchShardedTensor,
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor as TorchShardedTensor
+from torch.distributed._shard.sharded_tensor.metadata import (
     ShardedTensorMetadata,
     TensorProperties,
 )
-from torch.distributed._shard.sharding_spec import ShardMetadata
+from torch.distributed._shard.sharded_tensor.shard import Shard as TorchShard
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -163,7 +163,7 @@ def torch_sharded(full: torch.Tensor, ranks: Ranks) -> TorchShardedTensor:
     mine = [
         TorchShard(full[rows_of(shard)].clone(), shard)
         for shard in metadata
-        if shard.placement.rank() == dist.get_rank()
+        if shard.placement is not None and shard.placement.rank() == dist.get_rank()
     ]
     properties = TensorProperties(dtype=full.dtype)
     return TorchShardedTensor._init_from_local_shards_and_global_metadata(

@@ -25,11 +25,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 
 import shardkeep as sk
 from shardkeep.transfer.council import StoreCouncil
 
+# Much of it is missing in its type information.
+c10d: Any = torch.distributed
 ITEMS = 32 * 1024
 MAX_RANKS = 4
 # What the ranks that were not killed wait for those that were.
@@ -119,10 +121,15 @@ def version_of(path: Path) -> int:
     return version
 
 
+def connect(port: int) -> Any:
+    """A client of the Store."""
+    return c10d.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
+
+
 def be_rank(plan: Round, rank: int, port: int, path: Path, progress: Progress) -> None:
     """Save version after version, each over the one before, until somebody dies."""
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
+    store = connect(port)
     version = first = progress.begun(plan.size)[rank]
     while True:
         version += 1
@@ -171,7 +178,7 @@ def _finish(act: Callable[[], object], log: int) -> NoReturn:
 
 def keep_store(pipe: int) -> None:
     """The Store's own process, which outlives all ranks."""
-    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    store = c10d.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     os.write(pipe, struct.pack("i", store.port))
     parent = os.getppid()
     while os.getppid() == parent:

@@ -342,3 +342,13 @@ def test_nobody_waits_for_a_peer_that_never_comes_beyond_the_deadline():
     for *waiting, absent in found.values():
         assert absent is None
         assert all(isinstance(error, RuntimeError) for error in waiting)
+
+
+def test_ranks_that_see_other_boxes_are_told_before_cells_travel(three: ThreadRanks):
+    def act(rank: int, group: Any) -> None:
+        spec = chunks([2, 1, 0] if rank == 1 else [0, 1, 2])
+        ShardedTensor(spec, 6, 3, process_group=group).full_tensor()
+
+    for error in three.errors(act):
+        assert isinstance(error, RanksDisagreeError)
+        assert "ranks 0, 2: " in str(error)

@@ -21,7 +21,7 @@ from shardkeep.errors import (
 )
 from shardkeep.layouts import Layout, Mesh, Replicate, Split
 from shardkeep.storage import LocalStorage, MemoryStorage
-from shardkeep.testing.layout_strategies import distinct_values
+from shardkeep.testing.layout_strategies import distinct_values, raw
 from tests.transfer.worlds import (
     Laid,
     all_well,
@@ -193,9 +193,6 @@ def test_equal_replicas_on_two_meshes_are_written_once() -> None:
             assert len(checkpoint.info("w").chunks) == 2
 
 
-@pytest.mark.xfail(
-    strict=True, reason="complete sources on several meshes are taken for replicas, not compared"
-)
 def test_experts_that_collide_are_refused() -> None:
     """Two pairs of ranks keep different tensors of one shape under one key."""
     layouts = pair_layouts()
@@ -208,8 +205,42 @@ def test_experts_that_collide_are_refused() -> None:
         )
         for error in found.values():
             assert isinstance(error, ConflictError | RankInputError), error
-            assert "w " in str(error)
+            assert "different values: w." in str(error)
+            assert "ranks 0-1 and ranks 2-3" in str(error)
         assert names(storage) == []
+
+
+@pytest.mark.parametrize("check", ["all", "sample"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bool, torch.bfloat16, torch.complex128, torch.float8_e5m2]
+)
+def test_equal_replicas_that_are_cut_differently_agree(check: str, dtype: torch.dtype) -> None:
+    """One pair of ranks holds rows, the other columns, a fifth the whole."""
+    whole = distinct_values((40, 30), dtype)
+    layouts = [
+        Layout.on_mesh((40, 30), Mesh.line([0, 1]), (Split(0),)),
+        Layout.on_mesh((40, 30), Mesh.line([2, 3]), (Split(1),)),
+        Layout.replicated((40, 30), [4]),
+    ]
+    changed = whole.clone()
+    changed[39, 29] = changed[0, 0] if changed[0, 0] != changed[39, 29] else changed[0, 1]
+    for other in (whole, changed):
+        wholes = [whole, other, whole]
+        with memory() as storage:
+            found = save_kept(
+                lambda rank, wholes=wholes: kept_by(
+                    rank, {"w": Laid(wholes[rank // 2], layouts[rank // 2])}
+                ),
+                storage,
+                5,
+                check_replicas=check,
+            )
+            failed = [isinstance(result, BaseException) for result in found.values()]
+            assert failed == [not torch.equal(raw_of(other), raw_of(whole))] * 5
+
+
+def raw_of(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(raw(tensor))
 
 
 def test_a_mesh_of_which_ranks_are_absent_is_refused() -> None:

@@ -1,7 +1,7 @@
 """Pure decisions: who sends what to whom."""
 
 from shardkeep.plan.messages import cut, fill
-from shardkeep.plan.moves import Move, RankMoves, plan_moves
+from shardkeep.plan.moves import Move, RankMoves, plan_moves, plan_moves_once
 from shardkeep.plan.views import (
     Entry,
     Holders,
@@ -28,5 +28,6 @@ __all__ = [
     "held_layout",
     "holders_of",
     "plan_moves",
+    "plan_moves_once",
     "source_layouts",
 ]

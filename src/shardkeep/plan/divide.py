@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal, NamedTuple
+from functools import cached_property, lru_cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,8 @@ Teller = int | Literal["replicas", "files"]
 """What a cut's pieces are told apart by: an axis of the mesh, the replicas, or a rank's files."""
 
 
-# Hashed for every tensor, hence no dataclass.
-class Cut(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Cut:
     """One level of a dim's nested cuts."""
 
     count: int
@@ -59,6 +59,16 @@ class RegularDivision:
 
     def chunks_of(self, rank: int) -> tuple[Chunk, ...]:
         """What `rank` writes, without empty chunks."""
+        if rank not in self._known:
+            self._known[rank] = self._chunks_of(rank)
+        return self._known[rank]
+
+    @cached_property
+    def _known(self) -> dict[int, tuple[Chunk, ...]]:
+        # Of thousands of layers alike, all have the same division.
+        return {}
+
+    def _chunks_of(self, rank: int) -> tuple[Chunk, ...]:
         coordinate = self.layout.mesh.coordinate_of(rank)
         if coordinate is None:
             return ()
@@ -93,7 +103,6 @@ class RegularDivision:
         return np.asarray(mesh.ranks, np.int64)[index.ravel()], number.ravel()
 
 
-# Of thousands of layers alike, only one is computed.
 @lru_cache(maxsize=16384)
 def _chunks(
     shape: tuple[int, ...],

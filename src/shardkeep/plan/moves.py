@@ -42,8 +42,7 @@ class RankMoves:
     """Ordered by source rank, then by the target's memory."""
 
 
-@lru_cache(maxsize=16384)
-def plan_moves(sources: tuple[Layout, ...], target: Layout, rank: int) -> RankMoves:
+def plan_moves_once(sources: tuple[Layout, ...], target: Layout, rank: int) -> RankMoves:
     """What `rank` copies, sends and receives so that `target` is filled from `sources`.
 
     Each of `sources` is by itself a complete set of holders; a target rank reads from the
@@ -61,6 +60,10 @@ def plan_moves(sources: tuple[Layout, ...], target: Layout, rank: int) -> RankMo
         tuple(sorted(sends, key=lambda move: (move.target_rank, *_memory_order(move)))),
         tuple(sorted(receives, key=lambda move: (move.source_rank, *_memory_order(move)))),
     )
+
+
+# The tensors of a model share few layouts, and the same ones come again at every step.
+plan_moves = lru_cache(maxsize=4096)(plan_moves_once)
 
 
 def _memory_order(move: Move) -> tuple[int, tuple[int, ...]]:

@@ -28,6 +28,10 @@ class SaveView:
     """Keys of values of each rank's own."""
 
 
+ViewGroups = tuple[tuple[int, ...], ...]
+"""Groups of view numbers, each of which holds a tensor completely."""
+
+
 @dataclass
 class Settlement:
     """One checkpoint made of all views."""
@@ -42,6 +46,8 @@ class Settlement:
     """Keys that several views have, by the numbers of these views."""
     skipped: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
     """By view: keys that another view writes."""
+    sources: dict[ViewGroups, list[str]] = field(default_factory=dict[ViewGroups, list[str]])
+    """Keys that several groups of views hold completely, by these groups."""
     per_rank: tuple[str, ...] = ()
     listed: list[str] = field(default_factory=list[str])
     """Keys whose parts in several views make up the tensor."""
@@ -172,6 +178,13 @@ def _several_entries(
         return
     groups = list(_views_by_entry(key, numbers, views))
     complete = [group for group in groups if _is_among(key, group, views, sources)]
+    if not complete:
+        raise RanksDisagreeError(
+            f"{key!r} is laid out over ranks that did not bring it; save it from all ranks of its "
+            "mesh"
+        )
+    if len(complete) > 1:
+        made.sources.setdefault(tuple(map(tuple, complete)), []).append(key)
     writers = min(complete, key=lambda group: loads[group[0]])
     loads[writers[0]] += math.prod(entry.shape) * itemsize(entry.dtype)
     chosen = views[writers[0]][0].entries[key]

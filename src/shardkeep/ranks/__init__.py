@@ -1,6 +1,11 @@
 """Talking between ranks: who is there, do all agree, and boxes from memory to memory."""
 
-from shardkeep.ranks.agree import agree, agree_equal, require_member, share_bytes
+from shardkeep.ranks.agree import (
+    agree,
+    agree_equal,
+    require_equal,
+    share_bytes,
+)
 from shardkeep.ranks.exchange import DEFAULT_BUFFER_NBYTES, Shipment, broadcast_bytes, ship
 from shardkeep.ranks.group import RankGroup
 from shardkeep.ranks.views import Views, share_from, share_views
@@ -13,7 +18,7 @@ __all__ = [
     "agree",
     "agree_equal",
     "broadcast_bytes",
-    "require_member",
+    "require_equal",
     "share_bytes",
     "share_from",
     "share_views",

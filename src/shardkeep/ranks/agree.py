@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from shardkeep.errors import (
-    InvalidError,
+    DeadlineError,
     RankFailedError,
     RankInputError,
     RanksDisagreeError,
@@ -65,7 +65,7 @@ def agree(group: RankGroup, phase: str, check: Callable[[], bytes]) -> list[byte
         error = caught
         kind = _INPUT if isinstance(caught, ValueError | TypeError) else _OTHER
         payload = kind + f"{type(caught).__name__}: {caught}".encode()
-    answers = share_bytes(group, payload)
+    answers = _exchange(group, phase, payload)
     failures = {
         rank: answer for rank, answer in zip(group.ranks, answers, strict=True) if answer[:1] != _OK
     }
@@ -76,24 +76,27 @@ def agree(group: RankGroup, phase: str, check: Callable[[], bytes]) -> list[byte
     return [answer[1:] for answer in answers]
 
 
+def _exchange(group: RankGroup, phase: str, payload: bytes) -> list[bytes]:
+    try:
+        return share_bytes(group, payload)
+    except RuntimeError as error:
+        raise DeadlineError(
+            f"{phase}: not all of {name_ranks(group.ranks)} took part within the group's timeout; "
+            f"one may be dead, or not have called ({error})"
+        ) from error
+
+
 def agree_equal(group: RankGroup, phase: str, check: Callable[[], object]) -> None:
     """Run `check` on every rank and require that all return the same JSON value."""
     answers = agree(group, phase, lambda: json.dumps(check(), sort_keys=True).encode())
-    if len(set(answers)) > 1:
-        raise RanksDisagreeError(f"{phase}: ranks disagree:\n" + _by_answer(group.ranks, answers))
+    require_equal(group, phase, [answer.decode() for answer in answers])
 
 
-def _by_answer(ranks: Sequence[int], answers: Sequence[bytes]) -> str:
-    holders: dict[bytes, list[int]] = {}
-    for rank, answer in zip(ranks, answers, strict=True):
-        holders.setdefault(answer, []).append(rank)
-    return "\n".join(f"  {name_ranks(who)}: {text.decode()}" for text, who in holders.items())
-
-
-def require_member(group: RankGroup, rank: int, name: str) -> int:
-    """`rank` if it is one of the group's global ranks."""
-    if rank not in group:
-        raise InvalidError(
-            f"{name}={rank} is not in the group; its global ranks are {list(group.ranks)}"
-        )
-    return rank
+def require_equal(group: RankGroup, phase: str, said: Sequence[str]) -> None:
+    """Raise RanksDisagreeError, naming who said what, unless all ranks said the same."""
+    holders: dict[str, list[int]] = {}
+    for rank, text in zip(group.ranks, said, strict=True):
+        holders.setdefault(text, []).append(rank)
+    if len(holders) > 1:
+        lines = "\n".join(f"  {name_ranks(who)}: {text}" for text, who in holders.items())
+        raise RanksDisagreeError(f"{phase}: ranks disagree:\n{lines}")

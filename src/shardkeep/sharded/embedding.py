@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from shardkeep.boxes import Box
 from shardkeep.errors import InvalidError
 from shardkeep.layouts import ListedLayout
+from shardkeep.plan import plan_moves_once
 from shardkeep.ranks import agree
 from shardkeep.sharded.sharded_tensor import ShardedTensor
 
@@ -88,7 +89,7 @@ def _rows_for(
     rows = torch.empty((len(unique), weight.shape[1]), dtype=weight.dtype, device=weight.device)
     mine = [box.shape[0] for rank, box in wishes if rank == group.me]
     target = ListedLayout.of_wishes(tuple(weight.shape), wishes)
-    move(weight, target, rows.split(mine) if mine else [], what)
+    move(weight, target, rows.split(mine) if mine else [], what, plan=plan_moves_once)
     return rows, positions
 
 

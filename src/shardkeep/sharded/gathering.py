@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
+import xxhash
 
 from shardkeep.boxes import Box
 from shardkeep.errors import InvalidError
 from shardkeep.layouts import Layout, ListedLayout
-from shardkeep.plan import plan_moves
-from shardkeep.ranks import RankGroup, Shipment, agree, agree_equal, ship
+from shardkeep.plan import RankMoves, plan_moves, plan_moves_once
+from shardkeep.ranks import RankGroup, Shipment, agree, agree_equal, require_equal, ship
 from shardkeep.sharded.create import allocate
 from shardkeep.sharded.metadata import TensorProperties
 from shardkeep.sharded.sharded_tensor import ShardedTensor
 from shardkeep.sharded.specs import ShardingSpec, spec_of_layout
+
+
+def identity(tensor: ShardedTensor) -> str:
+    """What all ranks must see alike before cells travel: dtype, size and who holds what."""
+    return f"{tensor.dtype} {list(tensor.shape)} in boxes {_digest(tensor.sharded_layout)}"
+
+
+@lru_cache(maxsize=4096)
+def _digest(layout: Layout) -> str:
+    return xxhash.xxh3_64_hexdigest(str(list(layout.parts())).encode())
 
 
 def gather(
@@ -24,9 +37,9 @@ def gather(
     group = tensor.rank_group
     received: list[torch.Tensor] = []
 
-    def check() -> dict[str, int]:
+    def check() -> dict[str, object]:
         received.extend(_gather_target(tensor, group, dst, out, dtype))
-        return {"dst": dst}
+        return {"dst": dst, "tensor": identity(tensor)}
 
     agree_equal(group, "ShardedTensor.gather", check)
     target = Layout.replicated(tensor.shape, [group.ranks[dst]])
@@ -64,6 +77,7 @@ def _gather_target(
 def full_tensor(tensor: ShardedTensor) -> torch.Tensor:
     """The whole tensor on every rank."""
     group = tensor.rank_group
+    agree_equal(group, "ShardedTensor.full_tensor", lambda: {"tensor": identity(tensor)})
     full = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     target = Layout.replicated(tensor.shape, group.ranks)
     move(tensor, target, [full], "ShardedTensor.full_tensor")
@@ -73,23 +87,24 @@ def full_tensor(tensor: ShardedTensor) -> torch.Tensor:
 def fetch(tensor: ShardedTensor, wanted: Box | Sequence[slice] | None) -> torch.Tensor | None:
     """Each rank's own box; every rank hears of every wish first."""
     group = tensor.rank_group
+    what = "ShardedTensor.fetch"
     facts = agree(
         group,
-        "ShardedTensor.fetch",
-        lambda: str(_parse_box(tensor, wanted) or "").encode(),
+        what,
+        lambda: json.dumps([identity(tensor), str(_parse_box(tensor, wanted) or "")]).encode(),
     )
+    said: list[tuple[str, str]] = [json.loads(fact) for fact in facts]
+    require_equal(group, what, [seen for seen, _ in said])
     wishes = [
-        (rank, Box.parse(fact.decode()))
-        for rank, fact in zip(group.ranks, facts, strict=True)
-        if fact
+        (rank, Box.parse(wish)) for rank, (_, wish) in zip(group.ranks, said, strict=True) if wish
     ]
     target = ListedLayout.of_wishes(tuple(tensor.shape), wishes)
     box = dict(wishes).get(group.me)
     if box is None:
-        move(tensor, target, [], "ShardedTensor.fetch")
+        move(tensor, target, [], "ShardedTensor.fetch", plan=plan_moves_once)
         return None
     found = torch.empty(box.shape, dtype=tensor.dtype, device=tensor.device)
-    move(tensor, target, [found], "ShardedTensor.fetch")
+    move(tensor, target, [found], "ShardedTensor.fetch", plan=plan_moves_once)
     return found
 
 
@@ -124,7 +139,7 @@ def reshard(tensor: ShardedTensor, goal: ShardingSpec | Layout) -> ShardedTensor
         properties = TensorProperties(tensor.dtype)
         size, home = tuple(tensor.shape), tensor.process_group
         made.append(allocate(type(tensor), spec, (size,), properties, home, device=tensor.device))
-        return [str(record.box) + str(record.rank) for record in made[0].metadata().shards_metadata]
+        return {"tensor": identity(tensor), "goal": identity(made[0])}
 
     agree_equal(group, "ShardedTensor.reshard", check)
     result = made[0]
@@ -142,9 +157,19 @@ def _as_spec(goal: object, device: torch.device) -> ShardingSpec:
     return goal
 
 
-def move(tensor: ShardedTensor, target: Layout, buffers: Sequence[torch.Tensor], what: str) -> None:
-    """Fill my `buffers` of the target layout from the tensor's shards. SPMD."""
+def move(
+    tensor: ShardedTensor,
+    target: Layout,
+    buffers: Sequence[torch.Tensor],
+    what: str,
+    *,
+    plan: Callable[[tuple[Layout, ...], Layout, int], RankMoves] = plan_moves,
+) -> None:
+    """Fill my `buffers` of the target layout from the tensor's shards. SPMD.
+
+    A target that follows the data, and will not come again, is planned by `plan_moves_once`.
+    """
     group = tensor.rank_group
-    moves = plan_moves((tensor.sharded_layout,), target, group.me)
+    moves = plan((tensor.sharded_layout,), target, group.me)
     source = [shard.tensor for shard in tensor.local_shards()]
     ship(group, [Shipment(moves, tensor.dtype, source, buffers)], what=what)

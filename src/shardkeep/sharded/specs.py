@@ -149,9 +149,9 @@ def spec_of_layout(layout: Layout, device: torch.device) -> EnumerableShardingSp
 def _buffer_boxes(layout: Layout, rank: int) -> list[Box]:
     """A box for each local tensor of a listed layout, empty ones too; else each part's box."""
     parts = layout.parts_of(rank)
-    if not isinstance(layout, ListedLayout):
-        return [part.box for part in parts]
     boxes = {part.buffer: part.box for part in parts}
+    if not isinstance(layout, ListedLayout) or len(boxes) < len(parts):
+        return [part.box for part in parts]
     shapes = enumerate(layout.buffer_shapes_of(rank))
     return [boxes.get(number) or Box.whole(shape) for number, shape in shapes]
 

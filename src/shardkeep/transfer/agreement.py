@@ -14,7 +14,7 @@ import msgspec
 from shardkeep.layouts import Layout
 from shardkeep.manifest import decode_runs, encode_runs
 from shardkeep.plan import Entry, decode_view, encode_view
-from shardkeep.plan.settle import SaveView, Settlement, layouts_of_view
+from shardkeep.plan.settle import SaveView, Settlement, ViewGroups, layouts_of_view
 
 _MAX_RANKS = 2**24
 
@@ -32,10 +32,16 @@ class Agreement:
     shared: Mapping[tuple[int, ...], Sequence[str]]
     skipped: Mapping[int, Sequence[str]]
     listed: Mapping[str, Layout]
+    sources: Mapping[ViewGroups, Sequence[str]]
+    """Keys that several groups of views hold completely."""
+
+    def number_of(self, digest: str) -> int:
+        """The number of the view with this digest."""
+        return list(self.digests).index(digest)
 
     def layouts(self, view: SaveView, digest: str) -> dict[str, Layout]:
         """What a rank with this view takes part in writing."""
-        number = list(self.digests).index(digest)
+        number = self.number_of(digest)
         skipped = self.skipped.get(number, ())
         return layouts_of_view(view, number, self.ranks, self.shared, skipped, self.listed)
 
@@ -61,6 +67,7 @@ def make_agreement(
         settlement.shared,
         settlement.skipped,
         {key: settlement.layouts[key] for key in settlement.listed},
+        settlement.sources,
     )
 
 
@@ -78,6 +85,7 @@ def encode_agreement(agreement: Agreement) -> bytes:
             "shared": [[numbers, keys] for numbers, keys in agreement.shared.items()],
             "skipped": list(agreement.skipped.items()),
             "listed": msgspec.Raw(encode_view(listed)),
+            "sources": list(agreement.sources.items()),
         }
     )
 
@@ -89,6 +97,7 @@ class _Note(msgspec.Struct):
     shared: list[tuple[tuple[int, ...], list[str]]]
     skipped: list[tuple[int, list[str]]]
     listed: msgspec.Raw
+    sources: list[tuple[ViewGroups, list[str]]]
 
 
 def decode_agreement(data: bytes) -> Agreement:
@@ -103,4 +112,5 @@ def decode_agreement(data: bytes) -> Agreement:
         dict(note.shared),
         dict(note.skipped),
         {key: entry.layout for key, entry in listed.items() if entry.layout is not None},
+        dict(note.sources),
     )

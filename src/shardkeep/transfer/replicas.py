@@ -44,14 +44,15 @@ def digest_replicas(
         if isinstance(layout, MeshLayout) and replica_count(layout) == 1:
             continue
         for part in layout.parts_of(me):
-            holders = _holders(layout, part)
+            holders = holders_of_part(layout, part)
             if len(holders) > 1:
                 view = memory[key][part.buffer][part.place.slices()]
                 found.setdefault(holders, {})[f"{key} {part.box}"] = _digest(view, check)
     return found
 
 
-def _holders(layout: Layout, part: Part) -> Holders:
+def holders_of_part(layout: Layout, part: Part) -> Holders:
+    """The ranks that hold the box of this part, in order."""
     if isinstance(layout, MeshLayout):
         replicated = tuple(isinstance(p, Replicate) for p in layout.placements)
         if not any(replicated):

@@ -51,6 +51,7 @@ from shardkeep.transfer.replicas import (
     divergence_error,
     find_divergence,
 )
+from shardkeep.transfer.sources import Sums, require_same_sources, sum_sources
 from shardkeep.transfer.write import Job, OutChunk, write_files
 
 
@@ -103,6 +104,7 @@ class _Wrote(msgspec.Struct):
 
     files: list[tuple[int, int, int, int]]
     replicas: list[tuple[str, str]]
+    sources: dict[int, int]
     host: str
 
 
@@ -233,6 +235,7 @@ class _Save:
         wrote = _Wrote(
             [(r.number, r.nbytes, r.header_nbytes, r.header_digest) for r in records],
             combine(shared),
+            self._sum_sources(agreement),
             socket.gethostname(),
         )
         self.reported = True
@@ -250,6 +253,16 @@ class _Save:
             self.timings.seconds,
         )
 
+    def _sum_sources(self, agreement: Agreement) -> Sums:
+        return sum_sources(
+            agreement,
+            self.view,
+            agreement.number_of(self.planning.digest),
+            self.kept.memory,
+            self.council.me,
+            self.options.check_replicas,
+        )
+
     def _chair_commit(self, agreement: Agreement) -> None:
         notes = self.council.collect("write")
         wrote = {rank: msgspec.json.decode(note, type=_Wrote) for rank, note in notes.items()}
@@ -257,6 +270,7 @@ class _Save:
         if differ is not None:
             self.council.announce("write", msgspec.json.encode(_Outcome(0, list(differ))))
             return
+        require_same_sources(agreement, {rank: one.sources for rank, one in wrote.items()})
         records = sorted(
             (FileRecord(rank, *file) for rank, one in wrote.items() for file in one.files),
             key=lambda record: (record.number, record.rank),
