@@ -265,6 +265,8 @@ UNSUPPORTED: list[Any] = [
     torch.empty(2, dtype=torch.complex32),
     torch.empty(2, device="meta"),
     torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.quint8),
+    torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+    torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
     sk.per_rank(Odd()),
     sk.per_rank(torch.zeros(2)),
     sk.per_rank(sk.per_rank(1)),

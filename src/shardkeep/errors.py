@@ -6,7 +6,8 @@ disagreement, correct the input, fetch another copy, see to the storage, retry l
 another way. Where a builtin means the same, the class is also that builtin.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from itertools import groupby
 from typing import ClassVar
 
@@ -130,6 +131,26 @@ class RankInputError(RankFailedError, ValueError):
     """Raised on all ranks when the input of one or more of them is wrong."""
 
     kind = "rank_input"
+
+
+@cache
+def failure_of_kind(kind: str, *, is_input: bool) -> type[RankFailedError]:
+    """The class to raise where another rank failed: it can be caught as what that rank raised.
+
+    >>> issubclass(failure_of_kind("corrupt", is_input=True), CorruptError)
+    True
+    """
+    base = RankInputError if is_input else RankFailedError
+    for cause in _descendants(ShardkeepError):
+        if cause.kind == kind and not issubclass(cause, RankFailedError):
+            return type(f"Rank{cause.__name__}", (base, cause), {"kind": base.kind})
+    return base
+
+
+def _descendants(error: type[ShardkeepError]) -> Iterator[type[ShardkeepError]]:
+    for child in error.__subclasses__():
+        yield child
+        yield from _descendants(child)
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

@@ -16,6 +16,7 @@ from torch import nn
 
 from shardkeep.boxes import Box
 from shardkeep.errors import (
+    DeadlineError,
     InvalidError,
     RankFailedError,
     RankInputError,
@@ -341,7 +342,7 @@ def test_nobody_waits_for_a_peer_that_never_comes_beyond_the_deadline():
 
     for *waiting, absent in found.values():
         assert absent is None
-        assert all(isinstance(error, RuntimeError) for error in waiting)
+        assert all(isinstance(error, RankFailedError | DeadlineError) for error in waiting)
 
 
 def test_ranks_that_see_other_boxes_are_told_before_cells_travel(three: ThreadRanks):

@@ -57,6 +57,11 @@ def _wait(local: torch.Tensor) -> torch.Tensor:
     return local.wait() if hasattr(local, "wait") else local  # type: ignore[operator]
 
 
+def is_on_meta(leaf: torch.Tensor) -> bool:
+    """Whether the leaf has no memory yet; PyTorch's ShardedTensor cannot be asked itself."""
+    return any(part.is_meta for part in local_tensors(leaf))
+
+
 def with_local_tensors(
     leaf: torch.Tensor, tensors: Sequence[torch.Tensor], *, device: torch.device | None = None
 ) -> torch.Tensor:

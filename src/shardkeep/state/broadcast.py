@@ -25,7 +25,7 @@ from shardkeep.ranks import (
     share_views,
     ship,
 )
-from shardkeep.sharded.leaves import leaf_kind, local_tensors
+from shardkeep.sharded.leaves import is_on_meta, leaf_kind, local_tensors
 from shardkeep.state.keys import path_of, wire_key
 from shardkeep.state.paths import Path, path_text
 from shardkeep.state.placing import place
@@ -123,7 +123,7 @@ def _encoded(path: Path, value: object) -> Any:
 
 def _source(path: Path, leaf: torch.Tensor) -> torch.Tensor:
     """The memory of a full tensor; a distributed one must be whole on this rank."""
-    if leaf.is_meta:
+    if is_on_meta(leaf):
         raise InvalidError(f"{path_text(path)} is on the meta device: it has no values to send")
     parts = local_tensors(leaf)
     if len(parts) != 1 or parts[0].shape != leaf.shape:

@@ -6,7 +6,7 @@ import torch
 
 from shardkeep.errors import InvalidError
 from shardkeep.ranks import RankGroup
-from shardkeep.sharded.leaves import leaf_kind
+from shardkeep.sharded.leaves import is_on_meta, leaf_kind
 from shardkeep.state.paths import Path, path_text
 from shardkeep.state.placing import place
 from shardkeep.state.targets import Target, target_for
@@ -42,7 +42,7 @@ def distribute_state_dict(
 
 
 def _target(path: Path, local: Any, full: Any, device: torch.device | None) -> Target:
-    if leaf_kind(full) != "tensor" or full.is_meta:
+    if leaf_kind(full) != "tensor" or is_on_meta(full):
         raise InvalidError(
             f"{path_text(path)} of the full state dict is not a plain tensor with values; "
             "make it whole first with gather_state_dict"

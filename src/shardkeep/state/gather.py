@@ -14,7 +14,7 @@ from shardkeep.errors import InvalidError, RanksDisagreeError, name_ranks
 from shardkeep.layouts import Layout
 from shardkeep.plan import Entry, holders_of, plan_moves, source_layouts
 from shardkeep.ranks import RankGroup, Shipment, Views, agree_equal, share_views, ship
-from shardkeep.sharded.leaves import leaf_kind, local_tensors
+from shardkeep.sharded.leaves import is_on_meta, leaf_kind, local_tensors
 from shardkeep.state.iterate import check_values, empty_result, on_cpu
 from shardkeep.state.keys import key_text, wire_key
 from shardkeep.state.paths import Path, path_text
@@ -116,7 +116,7 @@ class _Gather:
 
 
 def _entry(path: Path, leaf: torch.Tensor) -> Entry:
-    if leaf.is_meta:
+    if is_on_meta(leaf):
         raise InvalidError(f"{path_text(path)} is on the meta device: it has no values to gather")
     layout = Layout.of(leaf) if not _is_partial(leaf) else _layout_when_reduced(leaf)
     return Entry(str(leaf.dtype), tuple(leaf.shape), layout)

@@ -32,7 +32,7 @@ from shardkeep.manifest import (
     encode_value,
 )
 from shardkeep.plan import Entry
-from shardkeep.sharded.leaves import leaf_kind, local_tensors
+from shardkeep.sharded.leaves import is_on_meta, leaf_kind, local_tensors
 from shardkeep.state.dtypes import DTYPE_NAMES
 from shardkeep.state.paths import Path, flat_keys, path_text
 from shardkeep.state.tree import Node as TreeNode, Opened, nodes, open_container
@@ -143,6 +143,8 @@ class _Keeper:
         return ListNode(made) if container.kind is list else TupleNode(made)
 
     def _tensor_leaf(self, leaf: torch.Tensor, path: Path) -> Node:
+        if leaf.is_nested:
+            raise InvalidError(f"{path_text(path)} is a nested tensor; keep its parts as a list")
         if leaf.layout is not torch.strided:
             return self._sparse(leaf, path)
         return TensorNode(self._number(path, leaf, ()))
@@ -225,7 +227,7 @@ def _require_key(key: object, path: Path) -> None:
 
 
 def _layout(leaf: torch.Tensor, path: Path) -> Layout | None:
-    if leaf.is_meta:
+    if is_on_meta(leaf):
         raise InvalidError(f"{path_text(path)} is on the meta device: it has no values to keep")
     if leaf_kind(leaf) == "tensor":
         return None
@@ -237,7 +239,7 @@ def _layout(leaf: torch.Tensor, path: Path) -> Layout | None:
 
 def _identity(leaf: torch.Tensor, layout: Layout | None, memory: Sequence[torch.Tensor]) -> object:
     """Equal for two leaves that are the same cells of the same memory."""
-    if not leaf.numel() or not memory:
+    if 0 in leaf.shape or not memory:
         return object()
     places = tuple(
         (

@@ -32,7 +32,7 @@ from shardkeep.manifest import (
     TupleNode,
     ValueNode,
 )
-from shardkeep.sharded.leaves import leaf_kind, local_tensors, with_local_tensors
+from shardkeep.sharded.leaves import is_on_meta, leaf_kind, local_tensors, with_local_tensors
 from shardkeep.state.dtypes import DTYPE_NAMES, TORCH_DTYPES
 from shardkeep.state.keeping import PerRank, Stateful, expand, is_live
 from shardkeep.state.paths import Path, dotted, path_text
@@ -185,7 +185,7 @@ class _Fitter:
         if DTYPE_NAMES.get(leaf.dtype) != record.dtype:
             self.fit.cast.append(dotted(path))
         memory = local_tensors(leaf)
-        if leaf.is_meta:
+        if is_on_meta(leaf):
             device = self._device or torch.device("cpu")
             memory = [torch.empty_like(part, device=device) for part in memory]
             self.fit.replaced[path] = with_local_tensors(leaf, memory, device=device)

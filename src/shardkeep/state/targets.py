@@ -9,7 +9,7 @@ import torch
 from shardkeep.errors import CompanionMismatch, InvalidError
 from shardkeep.layouts import Layout
 from shardkeep.plan import Entry
-from shardkeep.sharded.leaves import leaf_kind, local_tensors, with_local_tensors
+from shardkeep.sharded.leaves import is_on_meta, leaf_kind, local_tensors, with_local_tensors
 from shardkeep.state.paths import Path, path_text
 
 
@@ -47,7 +47,7 @@ def target_for(
     layout = None if kind == "tensor" else _layout(path, local)
     entry = Entry(str(local.dtype), tuple(shape), layout)
     buffers = [_with_memory(part, device) for part in local_tensors(local)]
-    leaf = local if not local.is_meta else _made_real(local, buffers, device)
+    leaf = local if not is_on_meta(local) else _made_real(local, buffers, device)
     return Target(path, entry, buffers, leaf)
 
 

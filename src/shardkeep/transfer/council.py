@@ -184,6 +184,7 @@ class StoreCouncil:
             "rank": self.me,
             "phase": phase,
             "error": f"{type(error).__name__}: {error}",
+            "kind": error.kind if isinstance(error, ShardkeepError) else "",
             "input": isinstance(error, ValueError | TypeError),
             "undone": undone,
         }
@@ -210,8 +211,9 @@ class StoreCouncil:
         if not self._store.check([self._key("failed", "note")]):
             return
         note = json.loads(self._store.get(self._key("failed", "note")))
-        kind = RankInputError if note["input"] else RankFailedError
-        failure = kind({note["rank"]: note["error"]}, note["phase"])
+        failure = failure_of_kind(note["kind"], is_input=note["input"])(
+            {note["rank"]: note["error"]}, note["phase"]
+        )
         failure.undone = note["undone"]
         raise failure
 
