@@ -228,7 +228,12 @@ def load(
 def open(path: Path, *, threads: int = THREADS) -> Checkpoint:
     """A checkpoint to look into: keys, shapes, slices, verification. Reads only what is asked."""
     storage = open_storage(path, create=False, durable=False)
-    return Checkpoint(storage, threads=threads, owns_storage=storage is not path)
+    try:
+        return Checkpoint(storage, threads=threads, owns_storage=storage is not path)
+    except BaseException:
+        if storage is not path:
+            storage.close()
+        raise
 
 
 def explain(

@@ -9,7 +9,7 @@ another way. Where a builtin means the same, the class is also that builtin.
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import groupby
-from typing import ClassVar
+from typing import ClassVar, cast
 
 
 class ShardkeepError(Exception):
@@ -143,7 +143,8 @@ def failure_of_kind(kind: str, *, is_input: bool) -> type[RankFailedError]:
     base = RankInputError if is_input else RankFailedError
     for cause in _descendants(ShardkeepError):
         if cause.kind == kind and not issubclass(cause, RankFailedError):
-            return type(f"Rank{cause.__name__}", (base, cause), {"kind": base.kind})
+            made = type(f"Rank{cause.__name__}", (base, cause), {"kind": base.kind})
+            return cast("type[RankFailedError]", made)
     return base
 
 

@@ -93,6 +93,8 @@ def plan_reads(
     reads: list[Read] = []
     wants: list[_Want] = []
     for piece in pieces:
+        if 0 in piece.chunk_shape:
+            continue
         if piece.box.shape == piece.chunk_shape:
             whole = _whole(piece)
             (wants if isinstance(whole, _Want) else reads).append(whole)  # type: ignore[arg-type]

@@ -227,9 +227,10 @@ def _require_key(key: object, path: Path) -> None:
 
 
 def _layout(leaf: torch.Tensor, path: Path) -> Layout | None:
-    if is_on_meta(leaf):
+    is_plain = leaf_kind(leaf) == "tensor"
+    if leaf.is_meta if is_plain else is_on_meta(leaf):
         raise InvalidError(f"{path_text(path)} is on the meta device: it has no values to keep")
-    if leaf_kind(leaf) == "tensor":
+    if is_plain:
         return None
     try:
         return Layout.of(leaf)

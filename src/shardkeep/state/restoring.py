@@ -95,6 +95,11 @@ def fit_state(
     """What goes where. `shadow` is the state with live objects replaced by their state dicts."""
     fitter = _Fitter(manifest, me, cast, device)
     stored = {path: node for path, node in stored_leaves(manifest.tree) if _is_asked(path, keys)}
+    if keys is not None and not stored:
+        raise NotFoundError(
+            f"nothing in the checkpoint matches keys={list(keys)}; patterns are of dotted paths, "
+            "such as 'model.*'"
+        )
     for path, leaf in leaves(shadow):
         if not _is_asked(path, keys):
             continue
@@ -173,6 +178,8 @@ class _Fitter:
             self._mismatch(
                 path, f"has shape {tuple(leaf.shape)} here, {record.shape} in the checkpoint"
             )
+        elif TORCH_DTYPES[record.dtype].is_complex and not leaf.dtype.is_complex:
+            self._mismatch(path, f"is {leaf.dtype} here, complex in the checkpoint")
         elif DTYPE_NAMES.get(leaf.dtype) != record.dtype and not self._cast:
             here, there = leaf.dtype, TORCH_DTYPES[record.dtype]
             self._mismatch(

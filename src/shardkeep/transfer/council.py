@@ -16,8 +16,8 @@ from typing import Protocol
 from shardkeep.errors import (
     DeadlineError,
     RankFailedError,
-    RankInputError,
     ShardkeepError,
+    failure_of_kind,
     name_ranks,
 )
 

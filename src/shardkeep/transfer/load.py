@@ -13,6 +13,7 @@ from shardkeep.errors import CorruptError
 from shardkeep.manifest import Chunk, Manifest, TensorRecord, itemsize
 from shardkeep.plan.reads import Piece, Read, plan_reads
 from shardkeep.storage import CanReadInto
+from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.open_manifest import Headers
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.read import Array, FileReads, OpenFile, Reader, nbytes_of
@@ -141,7 +142,8 @@ def fill(
     meter: Meter,
 ) -> int:
     """Fill the arrays of all wants; the number of bytes read."""
-    plans = plan_load(manifest, headers, wants, threads=threads)
+    with gc_paused():
+        plans = plan_load(manifest, headers, wants, threads=threads)
     jobs = [FileReads(plan.file, plan.reads, plan.arrays) for plan in plans]
     meter.expect(sum(plan.nbytes for plan in plans))
     reader = Reader(storage, threads=threads, verify=verify, meter=meter)

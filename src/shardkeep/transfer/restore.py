@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from shardkeep.boxes import Box
@@ -22,8 +23,9 @@ from shardkeep.state.dtypes import TORCH_DTYPES
 from shardkeep.state.keeping import PerRank, Stateful
 from shardkeep.state.paths import Path, dotted, get_element
 from shardkeep.state.placing import place
-from shardkeep.state.restoring import Fit, Shadow, Slot, fit_state, require_fit
+from shardkeep.state.restoring import Fit, Shadow, Slot, fit_state, require_fit, stored_leaves
 from shardkeep.storage import Storage
+from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.council import Council
 from shardkeep.transfer.filling import fill_slots
 from shardkeep.transfer.open_manifest import Headers, read_manifest
@@ -104,7 +106,8 @@ def restore(
     start = time.perf_counter()
     try:
         with open_storage() as storage:
-            report = _try_again(lambda: _restore(storage, into, council.me, options, start))
+            agreed: list[list[str]] = []
+            report = _try_again(lambda: _restore(storage, into, council, agreed, options, start))
         _compare(council, report.save_id)
     except BaseException as error:
         council.fail("load", error, undone=True)
@@ -129,18 +132,30 @@ class _ReplacedError(Exception):
 
 
 def _restore(
-    storage: Storage, into: Any, me: int, options: LoadOptions, start: float
+    storage: Storage,
+    into: Any,
+    council: Council,
+    agreed: list[list[str]],
+    options: LoadOptions,
+    start: float,
 ) -> LoadReport:
-    opened = Opened(storage)
-    shadow = Shadow.of(into)
-    fit = fit_state(
-        opened.manifest,
-        shadow.tree,
-        me=me,
-        keys=options.keys,
-        cast=options.cast,
-        device=options.device,
-    )
+    """Fill this rank's part. What no rank expects is agreed on once, also if this is repeated."""
+    me = council.me
+    with gc_paused():
+        opened = Opened(storage)
+        shadow = Shadow.of(into)
+        fit = fit_state(
+            opened.manifest,
+            shadow.tree,
+            me=me,
+            keys=options.keys,
+            cast=options.cast,
+            device=options.device,
+        )
+    if options.strict and len(council.ranks) > 1:
+        if not agreed:
+            agreed.append(_unexpected_on_all(council, opened.manifest, fit.unexpected))
+        fit.unexpected = agreed[0]
     require_fit(fit, strict=options.strict)
     values = _own_values(opened, fit, shadow.tree, me, options.strict)
     try:
@@ -255,19 +270,40 @@ def _tell(live: Stateful, tree: Any, news: Sequence[Any]) -> None:
         live.load_state_dict(tree, assign=any(isinstance(new, torch.Tensor) for new in news))
 
 
+def _unexpected_on_all(
+    council: Council, manifest: Manifest, unexpected: Sequence[str]
+) -> list[str]:
+    """What no rank has a place for: pipeline stages expect only their own part each."""
+    names = [dotted(path) for path, _ in stored_leaves(manifest.tree)]
+    mine = set(unexpected)
+    bits = np.packbits([name in mine for name in names])
+    council.report("keys", manifest.save_id.encode() + bits.tobytes())
+    if council.me == council.chair:
+        notes = council.collect("keys")
+        width = len(manifest.save_id)
+        _require_one_save({rank: note[:width] for rank, note in notes.items()})
+        masks = [np.frombuffer(note[width:], np.uint8) for note in notes.values()]
+        council.announce("keys", np.bitwise_and.reduce(masks).tobytes())
+    common = np.unpackbits(np.frombuffer(council.hear("keys"), np.uint8))
+    return [name for name, is_unexpected in zip(names, common, strict=False) if is_unexpected]
+
+
 def _compare(council: Council, save_id: str) -> None:
     """All ranks have read the same checkpoint."""
     council.report("load", save_id.encode())
     if council.me == council.chair:
-        notes = council.collect("load")
-        if len(set(notes.values())) > 1:
-            by_id: dict[bytes, list[int]] = {}
-            for rank, note in notes.items():
-                by_id.setdefault(note, []).append(rank)
-            said = "; ".join(f"{name_ranks(r)}: {n.decode()}" for n, r in by_id.items())
-            raise RanksDisagreeError(
-                f"ranks have read different saves ({said}): the checkpoint was replaced while it "
-                "was loaded, or the ranks do not share the storage; load again"
-            )
+        _require_one_save(council.collect("load"))
         council.announce("load", b"ok")
     council.hear("load")
+
+
+def _require_one_save(save_ids: Mapping[int, bytes]) -> None:
+    by_id: dict[bytes, list[int]] = {}
+    for rank, save_id in save_ids.items():
+        by_id.setdefault(save_id, []).append(rank)
+    if len(by_id) > 1:
+        said = "; ".join(f"{name_ranks(ranks)}: {one.decode()}" for one, ranks in by_id.items())
+        raise RanksDisagreeError(
+            f"ranks have read different saves ({said}): the checkpoint was replaced while it "
+            "was loaded, or the ranks do not share the storage; load again"
+        )

@@ -34,6 +34,7 @@ from shardkeep.plan.settle import SaveView
 from shardkeep.state.keeping import KeptState
 from shardkeep.storage import OutcomeUnknownError, Storage
 from shardkeep.transfer.agreement import Agreement
+from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.commit import (
     MANIFEST,
     commit,
@@ -186,7 +187,8 @@ class _Save:
             remove_files(self.storage, [file_name(save_id, r.rank, r.number) for r in records])
 
     def _agree(self) -> Agreement:
-        self.kept, self.storage = self.prepare()
+        with gc_paused():
+            self.kept, self.storage = self.prepare()
         kept = self.kept
         self.view = SaveView(kept.tree, kept.entries, tuple(sorted(kept.per_rank)))
         self.planning = Planning(
@@ -206,13 +208,14 @@ class _Save:
             )
 
     def _write(self, agreement: Agreement, layouts: Mapping[str, Layout]) -> list[FileRecord]:
-        divisions = divisions_of(self.kept.entries, layouts, agreement, self.planning.digest)
         me = self.council.me
-        chunks = [
-            self._out_chunk(key, chunk)
-            for key, division in divisions.items()
-            for chunk in division.chunks_of(me)
-        ]
+        with gc_paused():
+            divisions = divisions_of(self.kept.entries, layouts, agreement, self.planning.digest)
+            chunks = [
+                self._out_chunk(key, chunk)
+                for key, division in divisions.items()
+                for chunk in division.chunks_of(me)
+            ]
         job = Job(agreement.save_id, me, chunks, self.kept.per_rank)
         self.options.meter.expect(sum(chunk.memory.nbytes for chunk in chunks))
         records = write_files(self.storage, job, self.options.meter)
