@@ -135,6 +135,7 @@ def _figures(workload: Workload, by_rank: Sequence[Spans]) -> list[Figures]:
 def _race(workload: Workload, folder: Path) -> Spans:
     state = make(workload.shapes, 0, filled=True)
     target = {} if workload.load_ranks else make(workload.shapes, 0, filled=False)
+    _warm_up(workload.contenders, folder)
     spans: Spans = {}
     for turn in range(workload.repetitions):
         for number, contender in enumerate(workload.contenders):
@@ -149,6 +150,15 @@ def _race(workload: Workload, folder: Path) -> Spans:
                 for tensor in target.values():
                     tensor.zero_()
     return spans
+
+
+def _warm_up(contenders: Sequence[Contender], folder: Path) -> None:
+    """Load the code that will run, with a state that takes no time."""
+    state = make({"a": (8, 4)}, 0, filled=True)
+    for number, contender in enumerate(contenders):
+        contender.save(state, folder / f"warm-{number}")
+        dist.barrier()
+        contender.load(state, folder / f"warm-{number}")
 
 
 def _load_only(workload: Workload, folder: Path) -> Spans:

@@ -194,11 +194,6 @@ def ways(size: int) -> list[str]:
     return [way for way in (*MODULES, *OTHERS) if size % 2 == 0 or way not in ("hsdp", "fsdp_tp")]
 
 
-def ways_to_save(size: int) -> list[str]:
-    """All but PyTorch's own ShardedTensor, which has an (expectedly failing) test of its own."""
-    return [way for way in ways(size) if way != "by_torch"]
-
-
 def state_as(way: str, ranks: Ranks) -> State:
     """The model under a parallelism; on members only, after `meet`."""
     return module_state(way, ranks) if way in MODULES else OTHERS[way](ranks)

@@ -143,7 +143,7 @@ class _Keeper:
         return ListNode(made) if container.kind is list else TupleNode(made)
 
     def _tensor_leaf(self, leaf: torch.Tensor, path: Path) -> Node:
-        if leaf.is_nested:
+        if leaf_kind(leaf) == "tensor" and leaf.is_nested:
             raise InvalidError(f"{path_text(path)} is a nested tensor; keep its parts as a list")
         if leaf.layout is not torch.strided:
             return self._sparse(leaf, path)
