@@ -30,7 +30,7 @@ class Case(ABC):
     def prepare(self) -> None:
         """Make this rank's inputs."""
 
-    def reset(self) -> None:
+    def reset(self) -> None:  # noqa: B027  most need none
         """Make the inputs again what they were; not measured."""
 
     @abstractmethod

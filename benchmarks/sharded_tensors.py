@@ -38,8 +38,10 @@ class ShardedCase(Case):
 
     def reset(self) -> None:
         # PyTorch's reshard changes its tensor.
-        self.torch_tensor = torch_sharded.ShardedTensor._init_from_local_tensor(
-            self.local, TheirSpec(0, placements(IN_ORDER)), self.shape
+        self.torch_tensor = torch_sharded.ShardedTensor._init_from_local_tensor(  # pyright: ignore[reportPrivateImportUsage]
+            self.local,
+            TheirSpec(0, placements(IN_ORDER)),  # pyright: ignore[reportArgumentType]
+            self.shape,  # pyright: ignore[reportArgumentType]
         )
         self.our_tensor = shardkeep.ShardedTensor.from_local_tensor(
             self.local, shardkeep.ChunkShardingSpec(0, placements(IN_ORDER)), self.shape
@@ -73,7 +75,7 @@ class Reshard(ShardedCase):
     ranks_after: tuple[int, ...]
 
     def theirs(self) -> Any:
-        self.torch_tensor.reshard(TheirSpec(self.dim, placements(self.ranks_after)))
+        self.torch_tensor.reshard(TheirSpec(self.dim, placements(self.ranks_after)))  # pyright: ignore[reportArgumentType]
         return self.torch_tensor
 
     def ours(self) -> Any:

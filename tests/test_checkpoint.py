@@ -175,7 +175,7 @@ def test_an_array_that_cannot_be_filled_is_refused(path: Path) -> None:
 DENSE = torch.tensor([[0.0, 2.0, 0, 0], [3.0, 0, 0, 4.0]])
 SPARSE = {
     "coo": DENSE.to_sparse_coo(),
-    "uncoalesced": torch.sparse_coo_tensor([[0, 0], [1, 1]], [1.0, 2.0], (2, 4)),
+    "uncoalesced": torch.sparse_coo_tensor([[0, 0], [1, 1]], [1.0, 2.0], (2, 4)),  # pyright: ignore[reportArgumentType]
     "csr": DENSE.to_sparse_csr(),
     "csc": DENSE.to_sparse_csc(),
     "bsr": DENSE.to_sparse_bsr((1, 2)),
@@ -218,7 +218,7 @@ def test_modules_and_optimizers_stand_in_the_tree(path: Path) -> None:
     moment = optim.state_dict()["state"][0]["exp_avg"].clone()
     weight = model[0].weight
     step(model, optim)
-    assert not torch.equal(expected["0.weight"], weight)
+    assert not torch.equal(expected["0.weight"], weight)  # pyright: ignore[reportArgumentType]
     sk.load(path, {"model": model, "optim": optim})
     assert model[0].weight is weight
     for key, value in model.state_dict().items():

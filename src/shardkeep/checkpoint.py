@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from shardkeep.errors import InvalidError
 from shardkeep.manifest import Json, check_json, register_value
 from shardkeep.ranks import RankGroup
 from shardkeep.state.keeping import KeptState, keep_state
@@ -186,9 +187,9 @@ def _save_options(
     meter: Meter,
 ) -> SaveOptions:
     if threads < 1:
-        raise ValueError(f"threads must be at least 1, got {threads}")
+        raise InvalidError(f"threads must be at least 1, got {threads}")
     if check_replicas not in ("sample", "all", "none"):
-        raise ValueError(f"check_replicas is 'sample', 'all' or 'none', got {check_replicas!r}")
+        raise InvalidError(f"check_replicas is 'sample', 'all' or 'none', got {check_replicas!r}")
     check_json(dict(metadata or {}), "metadata")
     return SaveOptions(overwrite, threads, check_replicas, dict(metadata or {}), meter)
 

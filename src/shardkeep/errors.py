@@ -143,7 +143,7 @@ def failure_of_kind(kind: str, *, is_input: bool) -> type[RankFailedError]:
     base = RankInputError if is_input else RankFailedError
     for cause in _descendants(ShardkeepError):
         if cause.kind == kind and not issubclass(cause, RankFailedError):
-            made = type(f"Rank{cause.__name__}", (base, cause), {"kind": base.kind})
+            made = type(f"Remote{cause.__name__}", (base, cause), {"kind": base.kind})
             return cast("type[RankFailedError]", made)
     return base
 

@@ -64,7 +64,7 @@ def world_of(tensors: Mapping[str, Laid]) -> int:
 
 
 @given(moves=moves(), threads=st.integers(1, 3), saved_reverse=st.booleans(), reverse=st.booleans())
-@settings(max_examples=examples(250), suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(250), suppress_health_check=list(HealthCheck))  # pyright: ignore[reportArgumentType]
 def test_any_layout_loads_into_any_other(
     moves: Moves, threads: int, saved_reverse: bool, reverse: bool
 ) -> None:
@@ -81,7 +81,7 @@ def test_any_layout_loads_into_any_other(
 
 
 @given(moves=moves(), threads=st.integers(1, 3))
-@settings(max_examples=examples(25), suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), suppress_health_check=list(HealthCheck))  # pyright: ignore[reportArgumentType]
 def test_any_layout_loads_into_any_other_when_ranks_agree_over_a_store(
     moves: Moves, threads: int
 ) -> None:

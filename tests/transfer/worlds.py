@@ -58,7 +58,7 @@ _numbers = itertools.count()
 
 
 def new_store() -> Any:
-    return dist.HashStore()
+    return dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
 
 
 def fresh_memory() -> MemoryStorage:
