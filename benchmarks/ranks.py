@@ -7,6 +7,7 @@ milliseconds, and what earlier ranks allocated, cached or connected is not their
 import multiprocessing
 import socket
 import traceback
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -57,6 +58,8 @@ def _answer(rank: int, answers: Connection) -> Any:
 
 def _work(rank: int, size: int, port: int, act: Callable[[], object], answers: Connection) -> None:
     torch.set_num_threads(1)
+    # PyTorch says of its ShardedTensor, at each use, that it will go.
+    warnings.simplefilter("ignore", FutureWarning)
     try:
         # The store that torchrun's jobs have.
         store = dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0)  # pyright: ignore

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch.distributed._shard import sharded_tensor as torch_sharded
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec as TheirSpec
 
-import shardkeep
 from benchmarks.contest import Case
+from shardkeep import ChunkShardingSpec, ShardedTensor
 
 SHAPE = (8192, 8192)
 IN_ORDER = (0, 1, 2, 3)
@@ -43,8 +43,8 @@ class ShardedCase(Case):
             TheirSpec(0, placements(IN_ORDER)),  # pyright: ignore[reportArgumentType]
             self.shape,  # pyright: ignore[reportArgumentType]
         )
-        self.our_tensor = shardkeep.ShardedTensor.from_local_tensor(
-            self.local, shardkeep.ChunkShardingSpec(0, placements(IN_ORDER)), self.shape
+        self.our_tensor = ShardedTensor.from_local_tensor(
+            self.local, ChunkShardingSpec(0, placements(IN_ORDER)), self.shape
         )
 
 
@@ -79,7 +79,7 @@ class Reshard(ShardedCase):
         return self.torch_tensor
 
     def ours(self) -> Any:
-        spec = shardkeep.ChunkShardingSpec(self.dim, placements(self.ranks_after))
+        spec = ChunkShardingSpec(self.dim, placements(self.ranks_after))
         return self.our_tensor.reshard(spec)
 
     def outcome(self, result: Any) -> Sequence[torch.Tensor]:

@@ -13,8 +13,8 @@ from torch.distributed import _state_dict_utils as torch_state
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-import shardkeep
 from benchmarks.contest import Case
+from shardkeep import broadcast_state_dict, distribute_state_dict, gather_state_dict
 
 Shapes = Mapping[str, tuple[int, ...]]
 CPU = torch.device("cpu")
@@ -85,7 +85,7 @@ class Gather(StateCase):
         return torch_state._gather_state_dict(self.state, ranks_only=(0,))
 
     def ours(self) -> dict[str, Any]:
-        return shardkeep.gather_state_dict(self.state, ranks_only=(0,))
+        return gather_state_dict(self.state, ranks_only=(0,))
 
     def outcome(self, result: dict[str, Any]) -> Sequence[torch.Tensor]:
         return list(result.values())
@@ -107,7 +107,7 @@ class Broadcast(StateCase):
         torch_state._broadcast_state_dict(self.full, self.state, CPU)
 
     def ours(self) -> None:
-        shardkeep.broadcast_state_dict(self.full, self.state, CPU)
+        broadcast_state_dict(self.full, self.state, CPU)
 
     def outcome(self, result: object) -> Sequence[torch.Tensor]:
         return [shard.to_local() for shard in self.state.values()]
@@ -124,7 +124,7 @@ class Distribute(Broadcast):
         torch_state._distribute_state_dict(self.full, self.state, CPU)
 
     def ours(self) -> None:
-        shardkeep.distribute_state_dict(self.full, self.state, CPU)
+        distribute_state_dict(self.full, self.state, CPU)
 
 
 def cases() -> list[Case]:

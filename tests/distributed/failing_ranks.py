@@ -27,7 +27,7 @@ from shardkeep.transfer.council import StoreCouncil
 from tests.distributed.torn_overwrite import connect, fork, keep_store, state_of, version_of
 
 SIZE = 4
-TIMEOUT = 3.0
+TIMEOUT = 10.0
 MAX_SECONDS = 60.0
 
 

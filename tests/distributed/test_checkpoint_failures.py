@@ -106,7 +106,7 @@ def test_ranks_that_are_left_name_the_one_that_is_gone_in_time(outcomes, scenari
         _assert_match(f"{phase}: rank {scenario.rank} ", text)
         assert kind in ("DeadlineError", "RemoteDeadlineError", "RankFailedError")
         # A chair that was there gets half as long again; the rest is for busy machines.
-        assert float(seconds) < 1.5 * TIMEOUT + 5
+        assert float(seconds) < 1.5 * TIMEOUT + 30
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from shardkeep.errors import RankFailedError
 from shardkeep.layouts import Layout
 from shardkeep.plan import plan_moves
-from shardkeep.ranks import RankGroup, Shipment, broadcast_bytes, exchange, ship
+from shardkeep.ranks import RankGroup, Shipment, broadcast_bytes, exchange, lanes, ship
 from shardkeep.testing.example_counts import examples
 from shardkeep.testing.layout_strategies import (
     DTYPES,
@@ -223,7 +223,7 @@ def test_a_large_box_goes_straight_into_the_targets_memory(three: ThreadRanks):
 
     with mock.patch.object(exchange, "_arrival", watched):
         ((start, nbytes),) = three.run(act)[0]
-    assert len(wires) == -(-nbytes // exchange._MIN_MESSAGE_NBYTES)
+    assert len(wires) == -(-nbytes // (lanes._ROW_FACTOR * exchange._MIN_MESSAGE_NBYTES))
     assert all(start <= wire < start + nbytes for wire in wires)
 
 

@@ -72,8 +72,6 @@ def test_kinds_of_leaves_are_told_apart():
     assert leaves.leaf_kind(on_mesh()) == "dtensor"
     assert leaves.leaf_kind([LOCAL]) is None
     assert leaves.leaf_kind(None) is None
-    assert leaves.is_foreign_sharded(theirs())
-    assert not leaves.is_foreign_sharded(ours())
 
 
 def test_a_plain_leaf_is_its_own_memory():

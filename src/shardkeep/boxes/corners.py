@@ -11,7 +11,7 @@ at or before it in every dim, and its value is the error there.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -50,22 +50,62 @@ def find_defects(shape: Ints, starts: Ints, stops: Ints) -> Iterator[Defect]:
     whole = (starts == 0).all(axis=1) & (stops == shape[:, None]).all(axis=1)
     # A dim that no box splits adds nothing, but one of size 0 is what makes all marks cancel.
     split = np.flatnonzero(~whole | (shape == 0))
+    if _cancel(shape, starts, stops, split.tolist()):
+        return
     residue = _residue(shape[split], starts[split], stops[split])
     while residue.values.size:
         defect, residue = _split_off(residue, shape[split], starts[split], stops[split])
         yield _with_whole_dims(defect, shape, split)
 
 
+def _cancel(shape: Ints, starts: Ints, stops: Ints, split: Sequence[int]) -> bool:
+    """Whether nothing is left over, told in less than half the time; False where it is not told.
+
+    Marks cancel when the points of +1 and those of -1 are the same. Each point is one number.
+    """
+    count = starts.shape[1]
+    if not split:
+        return count == 1
+    sides = [int(shape[dim]) + 1 for dim in split]
+    if math.prod(sides) > 2**63 - 1 or _are_too_many(count, len(split)):
+        return False
+    plus, minus = _numbered_points(shape, starts, stops, split, sides)
+    plus.sort()
+    minus.sort()
+    return bool((plus == minus).all())
+
+
+def _numbered_points(
+    shape: Ints, starts: Ints, stops: Ints, split: Sequence[int], sides: Sequence[int]
+) -> Ints:
+    """The points of +1 and those of -1, in two rows; the marks of the whole shape taken off."""
+    points = np.zeros((2, 2 ** (len(split) - 1), starts.shape[1] + 1), np.int64)
+    rows = [iter(points[0]), iter(points[1])]
+    for corner in product((0, 1), repeat=len(split)):
+        row = next(rows[sum(corner) % 2])
+        for dim, side, is_stop in zip(split, sides, corner, strict=True):
+            row *= side
+            row[:-1] += stops[dim] if is_stop else starts[dim]
+            row[-1] += shape[dim] * is_stop
+    # The last ones are of the whole shape: what is taken off stands on the other side.
+    points[:, :, -1] = points[::-1, :, -1].copy()
+    return points.reshape(2, -1)
+
+
 def _residue(shape: Ints, starts: Ints, stops: Ints) -> _Marks:
     """The marks of all boxes less those of the whole shape."""
     ndim, count = starts.shape
-    if ((count + 1) * ndim) << ndim > _MAX_COORDINATES:
+    if _are_too_many(count, ndim):
         raise InvalidError(f"too many corners: {count} boxes that split {ndim} dims")
     starts = np.append(starts, np.zeros_like(shape)[:, None], axis=1)
     stops = np.append(stops, shape[:, None], axis=1)
     weights = np.ones(count + 1, np.int64)
     weights[-1] = -1
     return _collected(*_corners(starts, stops, weights))
+
+
+def _are_too_many(count: int, ndim: int) -> bool:
+    return ((count + 1) * ndim) << ndim > _MAX_COORDINATES
 
 
 def _corners(starts: Ints, stops: Ints, weights: Ints) -> tuple[Ints, Ints]:

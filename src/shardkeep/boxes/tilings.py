@@ -108,14 +108,18 @@ def _report(whole: Box, boxes: Sequence[Box], limit: int) -> TilingReport:
     from shardkeep.boxes.box_arrays import coordinates_of
     from shardkeep.boxes.corners import find_defects
 
-    numbers = [index for index, box in enumerate(boxes) if box.ndim == whole.ndim]
+    ndim = whole.ndim
+    others = [index for index, box in enumerate(boxes) if len(box.start) != ndim]
+    numbers = range(len(boxes))
+    if others:
+        numbers = sorted({*numbers}.difference(others))
     shape = np.array(whole.stop, np.int64)
-    starts, stops = coordinates_of([boxes[index] for index in numbers], whole.ndim)
+    starts, stops = coordinates_of([boxes[i] for i in numbers] if others else boxes, ndim)
     reaching_out = np.flatnonzero((stops > shape[:, None]).any(axis=0)).tolist()
-    outside = {*range(len(boxes))}.difference(numbers).union(numbers[i] for i in reaching_out)
-    defects = find_defects(
-        shape, np.minimum(starts, shape[:, None]), np.minimum(stops, shape[:, None])
-    )
+    outside = [*others, *(numbers[i] for i in reaching_out)]
+    if reaching_out:
+        starts, stops = np.minimum(starts, shape[:, None]), np.minimum(stops, shape[:, None])
+    defects = find_defects(shape, starts, stops)
     return _first_of(whole.stop, defects, numbers, sorted(outside), limit)
 
 

@@ -101,10 +101,10 @@ class Layout(ABC):
         shape: Iterable[int], mesh: Mesh, placements: Iterable[Placement | ForeignPlacement]
     ) -> Layout:
         """The layout of a tensor with one placement for each axis of `mesh`."""
-        from shardkeep.layouts.mesh_layout import MeshLayout
+        from shardkeep.layouts.mesh_layout import mesh_layout
         from shardkeep.layouts.placements import placement_of
 
-        return MeshLayout(tuple(shape), mesh, tuple(map(placement_of, placements)))
+        return mesh_layout(tuple(shape), mesh, tuple(map(placement_of, placements)))
 
     @staticmethod
     def replicated(shape: Iterable[int], ranks: Iterable[int]) -> Layout:
@@ -218,7 +218,11 @@ class ListedLayout(Layout):
         return self._parts_by_rank.get(rank, ())
 
     def buffer_shapes_of(self, rank: int) -> tuple[Shape, ...]:
-        return dict(self.buffer_shapes).get(rank, ())
+        return self._shapes_by_rank.get(rank, ())
+
+    @cached_property
+    def _shapes_by_rank(self) -> dict[int, tuple[Shape, ...]]:
+        return dict(self.buffer_shapes)
 
 
 def _require_inside(shape: Shape, rank: int, box: Box) -> None:

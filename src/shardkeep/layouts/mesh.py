@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from shardkeep.errors import LayoutError
 
@@ -33,8 +33,7 @@ class Mesh:
     @classmethod
     def line(cls, ranks: Iterable[int]) -> Mesh:
         """A mesh of one axis."""
-        ranks = tuple(ranks)
-        return cls((len(ranks),), ranks)
+        return _line(tuple(ranks))
 
     @cached_property
     def _index_of_rank(self) -> dict[int, int]:
@@ -55,6 +54,12 @@ class Mesh:
         """The rank's coordinate along each axis; None if it stands outside the mesh."""
         index = self._index_of_rank.get(rank)
         return None if index is None else unravel(index, self.shape)
+
+
+@lru_cache(maxsize=1024)
+def _line(ranks: tuple[int, ...]) -> Mesh:
+    # Asked for each tensor of a state dict: made once, with the hash that it keeps.
+    return Mesh((len(ranks),), ranks)
 
 
 def unravel(index: int, shape: Sequence[int]) -> tuple[int, ...]:

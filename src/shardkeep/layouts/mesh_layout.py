@@ -74,6 +74,12 @@ class MeshLayout(Layout):
         return () if runs is None else (tuple(map(_length, runs)),)
 
 
+@lru_cache(maxsize=4096)
+def mesh_layout(shape: Shape, mesh: Mesh, placements: tuple[Placement, ...]) -> MeshLayout:
+    """The layout, the same object for equal arguments: what it has worked out is not lost."""
+    return MeshLayout(shape, mesh, placements)
+
+
 @lru_cache(maxsize=65536)
 def _runs(
     shape: Shape,

@@ -7,12 +7,16 @@ receiver arrive at the same order, so nothing has to be negotiated.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from shardkeep.boxes import Box, meetings
+from shardkeep.boxes import Box, byte_ranges, meetings
 from shardkeep.errors import CoverError
 from shardkeep.layouts import Layout, Part
+from shardkeep.plan.messages import cut
+
+# Boxes of fewer cells fit into one message in any case.
+_LARGE_NUMEL = 2**15
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +29,22 @@ class Move:
     target_rank: int
     target_buffer: int
     target_place: Box
+    is_row: bool = field(default=False, compare=False)
+    """Whether the box is large and lies in one row of both memories, if these are row-major."""
+    numel: int = field(init=False, compare=False, repr=False)
+    """Kept, since one plan serves all tensors of a shape."""
 
-    @property
-    def numel(self) -> int:
-        return self.target_place.numel
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "numel", self.target_place.numel)
+
+    def cut(self, max_numel: int) -> Iterator[Move]:
+        """The same box in several moves of at most `max_numel` cells, in row-major order."""
+        for box in cut(self.target_place.shape, max_numel):
+            yield replace(
+                self,
+                source_place=box.shifted(self.source_place.start),
+                target_place=box.shifted(self.target_place.start),
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +99,7 @@ def _incoming(sources: tuple[Layout, ...], target: Layout, rank: int) -> Iterato
     for box_index, wanted_index, shared in meetings(boxes, [part.box for part in wanted]):
         part = wanted[wanted_index]
         holder = _holder(source.holders[boxes[box_index]], box_index, target, part)
-        yield _move(holder, part, shared)
+        yield _move(source, holder, target, part, shared)
 
 
 def _outgoing(sources: tuple[Layout, ...], target: Layout, rank: int) -> Iterator[Move]:
@@ -99,7 +115,7 @@ def _outgoing(sources: tuple[Layout, ...], target: Layout, rank: int) -> Iterato
             (box_index, box), part = boxes[position], wanted[wanted_index]
             holder = _holder(source.holders[box], box_index, target, part)
             if holder.rank == rank:
-                yield _move(holder, part, shared)
+                yield _move(source, holder, target, part, shared)
 
 
 def _parts_of_others(
@@ -140,20 +156,32 @@ def _seats(target: Layout) -> dict[Box, tuple[int, dict[int, int]]]:
     }
 
 
-def _move(holder: Part, wanted: Part, shared: Box) -> Move:
+def _move(source: Layout, holder: Part, target: Layout, wanted: Part, shared: Box) -> Move:
+    source_place, target_place = _place_of(shared, holder), _place_of(shared, wanted)
+    is_row = (
+        shared.numel >= _LARGE_NUMEL
+        and _is_row(source, holder, source_place)
+        and _is_row(target, wanted, target_place)
+    )
     return Move(
         holder.rank,
         holder.buffer,
-        _place_of(shared, holder),
+        source_place,
         wanted.rank,
         wanted.buffer,
-        _place_of(shared, wanted),
+        target_place,
+        is_row,
     )
 
 
 def _place_of(shared: Box, part: Part) -> Box:
     """Where in the part's memory the shared box lies."""
     return shared.relative_to(part.box.start).shifted(part.place.start)
+
+
+def _is_row(layout: Layout, part: Part, place: Box) -> bool:
+    shape = layout.buffer_shapes_of(part.rank)[part.buffer]
+    return not byte_ranges(shape, place, itemsize=1).loops
 
 
 def _require_covered(target: Layout, rank: int, moves: Iterable[Move]) -> None:

@@ -31,14 +31,15 @@ View = Mapping[str, Entry]
 
 
 def encode_view(view: View) -> bytes:
-    """The view as JSON; meshes, which repeat, stand in a table of their own."""
+    """The view as JSON; entries and meshes, which repeat, stand in tables of their own."""
+    entries: dict[Entry, int] = {}
+    numbers = [entries.setdefault(entry, len(entries)) for entry in view.values()]
     meshes: dict[Mesh, int] = {}
-    tensors = [
-        [key, entry.dtype, entry.shape, _encode_layout(entry.layout, meshes)]
-        for key, entry in view.items()
+    described = [
+        [entry.dtype, entry.shape, _encode_layout(entry.layout, meshes)] for entry in entries
     ]
-    table = [[mesh.shape, mesh.ranks] for mesh in meshes]
-    return msgspec.json.encode([table, tensors])
+    ranks = [[mesh.shape, mesh.ranks] for mesh in meshes]
+    return msgspec.json.encode([ranks, described, list(view), numbers])
 
 
 def digest_view(encoded: bytes) -> bytes:
@@ -48,12 +49,13 @@ def digest_view(encoded: bytes) -> bytes:
 
 def decode_view(data: bytes) -> dict[str, Entry]:
     """The view that was encoded."""
-    table, tensors = msgspec.json.decode(data)
-    meshes = [Mesh(tuple(shape), tuple(ranks)) for shape, ranks in table]
-    return {
-        key: Entry(dtype, tuple(shape), _decode_layout(layout, tuple(shape), meshes))
-        for key, dtype, shape, layout in tensors
-    }
+    ranks, described, keys, numbers = msgspec.json.decode(data)
+    meshes = [Mesh(tuple(shape), tuple(ranks)) for shape, ranks in ranks]
+    entries = [
+        Entry(dtype, tuple(shape), _decode_layout(layout, tuple(shape), meshes))
+        for dtype, shape, layout in described
+    ]
+    return {key: entries[number] for key, number in zip(keys, numbers, strict=True)}
 
 
 def _encode_layout(layout: Layout | None, meshes: dict[Mesh, int]) -> object:
@@ -90,6 +92,11 @@ def _decode_layout(data: Any, shape: tuple[int, ...], meshes: Sequence[Mesh]) ->
 
 Holders = Sequence[tuple[Entry, Sequence[int]]]
 """A tensor's distinct entries, each with the ranks that have it."""
+
+
+def entries_of(key: str, views: Iterable[tuple[View, Sequence[int]]]) -> tuple[Entry | None, ...]:
+    """What each view says of `key`. Keys of which they say the same have the same plan."""
+    return tuple([view.get(key) for view, _ in views])
 
 
 def holders_of(key: str, views: Iterable[tuple[View, Sequence[int]]]) -> Holders:

@@ -6,8 +6,9 @@ from shardkeep.ranks.agree import (
     require_equal,
     share_bytes,
 )
-from shardkeep.ranks.exchange import DEFAULT_BUFFER_NBYTES, Shipment, broadcast_bytes, ship
+from shardkeep.ranks.exchange import DEFAULT_BUFFER_NBYTES, broadcast_bytes, ship
 from shardkeep.ranks.group import RankGroup
+from shardkeep.ranks.lanes import Shipment
 from shardkeep.ranks.views import Views, share_from, share_views
 
 __all__ = [

@@ -1,11 +1,12 @@
 """How do planned boxes get from one rank's memory to another's?
 
-Boxes for one peer are packed into messages of bounded size; a large box that lies in one piece
-travels straight from and into tensor memory. Only bytes travel, so every dtype does.
+In rounds of messages of bounded size. What lies in one piece travels straight from and into
+tensor memory; the rest is packed and unpacked in a few buffers that are used again.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,52 +15,18 @@ import torch.distributed as dist
 
 from shardkeep.boxes import Box
 from shardkeep.errors import RankFailedError
-from shardkeep.plan import Move, RankMoves, cut, fill
+from shardkeep.plan import Move, RankMoves
 from shardkeep.ranks.group import RankGroup, Work
+from shardkeep.ranks.lanes import Lane, Lanes, Shipment, lanes_of
+from shardkeep.ranks.pieces import Piece
 
 _TAG = 0x5ED
 _TAG_COUNT = 4096
-_ROUNDS_IN_FLIGHT = 2
+_ROUNDS_IN_FLIGHT = 16
+# Of these, so many may need buffers on both sides of every pair.
+_ROUNDS_IN_BUFFERS = 2
 _MIN_MESSAGE_NBYTES = 256 * 1024
 DEFAULT_BUFFER_NBYTES = 64 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Shipment:
-    """One tensor's moves, with this rank's memory on both sides.
-
-    `dtype` is what travels; where the target's dtype differs, values are converted on arrival.
-    """
-
-    moves: RankMoves
-    dtype: torch.dtype
-    source: Sequence[torch.Tensor]
-    target: Sequence[torch.Tensor]
-
-
-@dataclass(slots=True)
-class _Lane:
-    """All that goes one way between me and one peer: boxes of memory, cut into messages."""
-
-    dtype: list[torch.dtype] = field(default_factory=list[torch.dtype])
-    views: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
-    messages: list[range] = field(default_factory=list[range])
-
-    def add(self, view: torch.Tensor, dtype: torch.dtype, max_nbytes: int) -> None:
-        max_numel = max(1, max_nbytes // dtype.itemsize)
-        if view.numel() <= max_numel:
-            self._append(view, dtype)
-            return
-        for box in cut(tuple(view.shape), max_numel):
-            self._append(view[box.slices()], dtype)
-
-    def _append(self, view: torch.Tensor, dtype: torch.dtype) -> None:
-        self.views.append(view)
-        self.dtype.append(dtype)
-
-    def seal(self, max_nbytes: int) -> None:
-        sizes = [v.numel() * d.itemsize for v, d in zip(self.views, self.dtype, strict=True)]
-        self.messages = list(fill(sizes, max_nbytes))
 
 
 @torch.no_grad()
@@ -73,63 +40,59 @@ def ship(
     """Carry out every shipment; on return the targets of this rank are filled.
 
     SPMD over the group's ranks that send or receive. Extra memory stays below about
-    `buffer_nbytes`, whatever the tensors' size.
+    `buffer_nbytes`, whatever the tensors' size (a few times that where large tensors are not
+    row-major).
     """
     for shipment in shipments:
         for move in shipment.moves.copies:
-            _target_view(shipment, move).copy_(_source_view(shipment, move))
+            shipment.target_piece(move).view().copy_(shipment.source_piece(move).view())
     if group.size > 1:
         _exchange(group, shipments, what, _message_nbytes(group, buffer_nbytes))
 
 
 def _message_nbytes(group: RankGroup, buffer_nbytes: int) -> int:
-    """The same on all ranks: a message out and one in for each peer, in each round in flight."""
-    return max(_MIN_MESSAGE_NBYTES, buffer_nbytes // (2 * _ROUNDS_IN_FLIGHT * group.size))
+    """The same on all ranks: a message out and one in for each peer, in each buffered round."""
+    return max(_MIN_MESSAGE_NBYTES, buffer_nbytes // (2 * _ROUNDS_IN_BUFFERS * group.size))
 
 
 def _exchange(group: RankGroup, shipments: Sequence[Shipment], what: str, max_nbytes: int) -> None:
-    outgoing, incoming = _lanes(shipments, max_nbytes)
+    outgoing, incoming = lanes_of(shipments, max_nbytes)
     lanes = [*outgoing.values(), *incoming.values()]
+    rooms = _Rooms(group.wire_device)
     round_count = max((len(lane.messages) for lane in lanes), default=0)
-    in_flight: list[_Round] = []
+    most_taken = (_ROUNDS_IN_BUFFERS - 1) * len(lanes)
+    in_flight: deque[_Round] = deque()
     for number in range(round_count):
         # Message n of a pair belongs to round n on both sides. The least round that anybody waits
         # in has been posted by both of its ends, so the ranks cannot wait in a circle.
-        parcels = _parcels(group, outgoing, incoming, number)
+        while len(in_flight) == _ROUNDS_IN_FLIGHT or rooms.taken > most_taken:
+            _finish(in_flight.popleft(), what, rooms)
+        parcels = _parcels(outgoing, incoming, number, rooms)
         in_flight.append(_start(group, parcels, number))
-        if len(in_flight) == _ROUNDS_IN_FLIGHT:
-            _finish(in_flight.pop(0), what)
     for round_ in in_flight:
-        _finish(round_, what)
+        _finish(round_, what, rooms)
 
 
-def _lanes(
-    shipments: Sequence[Shipment], max_nbytes: int
-) -> tuple[dict[int, _Lane], dict[int, _Lane]]:
-    outgoing: dict[int, _Lane] = {}
-    incoming: dict[int, _Lane] = {}
-    for shipment in shipments:
-        for move in shipment.moves.sends:
-            lane = outgoing.setdefault(move.target_rank, _Lane())
-            lane.add(_source_view(shipment, move), shipment.dtype, max_nbytes)
-        for move in shipment.moves.receives:
-            lane = incoming.setdefault(move.source_rank, _Lane())
-            lane.add(_target_view(shipment, move), shipment.dtype, max_nbytes)
-    for lane in (*outgoing.values(), *incoming.values()):
-        lane.seal(max_nbytes)
-    return outgoing, incoming
+class _Rooms:
+    """Buffers for messages that are packed or unpacked, used again round after round."""
 
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.taken = 0
+        self._free: list[torch.Tensor] = []
 
-def _source_view(shipment: Shipment, move: Move) -> torch.Tensor:
-    return _view(shipment.source[move.source_buffer], move.source_place)
+    def take(self, nbytes: int) -> torch.Tensor:
+        """A buffer of this size or larger."""
+        self.taken += 1
+        room = self._free.pop() if self._free else None
+        if room is None or len(room) < nbytes:
+            # The one that was too small is dropped: there are never more than are taken at once.
+            room = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        return room
 
-
-def _target_view(shipment: Shipment, move: Move) -> torch.Tensor:
-    return _view(shipment.target[move.target_buffer], move.target_place)
-
-
-def _view(tensor: torch.Tensor, place: Box) -> torch.Tensor:
-    return tensor if place.shape == tensor.shape else tensor[place.slices()]
+    def give_back(self, room: torch.Tensor) -> None:
+        self.taken -= 1
+        self._free.append(room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,60 +102,57 @@ class _Parcel:
     peer: int
     wire: torch.Tensor
     arrives: bool
-    into: Sequence[torch.Tensor] = ()
-    """What a staged arrival is unpacked into; empty when it lands in place."""
-    dtypes: Sequence[torch.dtype] = ()
+    room: torch.Tensor | None = None
+    """The buffer that the wire is part of; None when the wire is tensor memory."""
+    pieces: Sequence[Piece] = ()
+    """What an arrival is unpacked into."""
+    sizes: list[int] = field(default_factory=list[int])
 
 
-def _parcels(
-    group: RankGroup, outgoing: dict[int, _Lane], incoming: dict[int, _Lane], number: int
-) -> list[_Parcel]:
+def _parcels(outgoing: Lanes, incoming: Lanes, number: int, rooms: _Rooms) -> list[_Parcel]:
     """The round's messages, the same order of pairs on all ranks."""
-    device = group.wire_device
     found = [
-        _arrival(peer, lane, lane.messages[number], device)
-        for peer, lane in sorted(incoming.items())
+        _arrival(peer, lane, lane.messages[number], rooms)
+        for peer, lane in incoming.items()
         if number < len(lane.messages)
     ]
     found += [
-        _departure(peer, lane, lane.messages[number], device)
-        for peer, lane in sorted(outgoing.items())
+        _departure(peer, lane, lane.messages[number], rooms)
+        for peer, lane in outgoing.items()
         if number < len(lane.messages)
     ]
     return found
 
 
-def _departure(peer: int, lane: _Lane, message: range, device: torch.device) -> _Parcel:
-    pieces = [_as_bytes(lane.views[index], device) for index in message]
-    return _Parcel(peer, pieces[0] if len(pieces) == 1 else torch.cat(pieces), arrives=False)
+def _departure(peer: int, lane: Lane, message: range, rooms: _Rooms) -> _Parcel:
+    pieces = lane.pieces_of(message)
+    row = _lone_row(pieces, rooms.device)
+    if row is not None:
+        return _Parcel(peer, row, arrives=False)
+    nbytes = sum(lane.sizes_of(message))
+    room = rooms.take(nbytes)
+    wire = room[:nbytes]
+    if len(pieces) == 1:
+        pieces[0].put(wire)
+    else:
+        torch.cat([piece.to_row(rooms.device) for piece in pieces], out=wire)
+    return _Parcel(peer, wire, arrives=False, room=room)
 
 
-def _arrival(peer: int, lane: _Lane, message: range, device: torch.device) -> _Parcel:
-    views = [lane.views[index] for index in message]
-    dtypes = [lane.dtype[index] for index in message]
-    if len(views) == 1 and _is_wire(views[0], dtypes[0], device):
-        return _Parcel(peer, _flat_bytes(views[0]), arrives=True)
-    nbytes = sum(v.numel() * d.itemsize for v, d in zip(views, dtypes, strict=True))
-    wire = torch.empty(nbytes, dtype=torch.uint8, device=device)
-    return _Parcel(peer, wire, arrives=True, into=views, dtypes=dtypes)
+def _arrival(peer: int, lane: Lane, message: range, rooms: _Rooms) -> _Parcel:
+    pieces = lane.pieces_of(message)
+    row = _lone_row(pieces, rooms.device)
+    if row is not None:
+        return _Parcel(peer, row, arrives=True)
+    sizes = lane.sizes_of(message)
+    room = rooms.take(sum(sizes))
+    return _Parcel(peer, room[: sum(sizes)], True, room, pieces, sizes)
 
 
-def _is_wire(view: torch.Tensor, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether bytes can arrive straight in this memory."""
-    plain = view.is_contiguous() and not view.is_conj() and not view.is_neg()
-    return plain and view.dtype == dtype and view.device == device
-
-
-def _as_bytes(view: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The view's bytes in row-major order on the wire's device, without a copy where it can."""
-    plain = view.resolve_conj().resolve_neg().contiguous()
-    return _flat_bytes(plain).to(device)
-
-
-def _flat_bytes(contiguous: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor as bytes."""
-    # A tensor of one cell is contiguous by any stride, but only by stride 1 it shows its bytes.
-    return contiguous.as_strided((contiguous.numel(),), (1,)).view(torch.uint8)
+def _lone_row(pieces: Sequence[Piece], device: torch.device) -> torch.Tensor | None:
+    """Memory that a message of one piece can travel from or into without a copy."""
+    row = pieces[0].row() if len(pieces) == 1 else None
+    return row if row is not None and row.device == device else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +195,7 @@ def _start(group: RankGroup, parcels: list[_Parcel], number: int) -> _Round:
     return _Round(parcels, [(work, peers) for work in dist.batch_isend_irecv(batch)])
 
 
-def _finish(round_: _Round, what: str) -> None:
+def _finish(round_: _Round, what: str, rooms: _Rooms) -> None:
     for work, peers in round_.works:
         try:
             work.wait()
@@ -244,26 +204,17 @@ def _finish(round_: _Round, what: str) -> None:
                 dict.fromkeys(peers, f"no message came through ({error})"), what
             ) from error
     for parcel in round_.parcels:
-        _unpack(parcel)
+        _clear(parcel, rooms)
 
 
-def _unpack(parcel: _Parcel) -> None:
-    if not parcel.into:
-        return
-    sizes = [
-        view.numel() * dtype.itemsize
-        for view, dtype in zip(parcel.into, parcel.dtypes, strict=True)
-    ]
-    pieces = torch.split_with_sizes(parcel.wire, sizes)
-    for view, dtype, piece in zip(parcel.into, parcel.dtypes, pieces, strict=True):
-        view.copy_(_as_dtype(piece, dtype).view(view.shape))
-
-
-def _as_dtype(piece: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Bytes read as values; copied first where they do not lie on a boundary of the dtype."""
-    if piece.storage_offset() % dtype.itemsize:
-        piece = piece.clone()
-    return piece.view(dtype)
+def _clear(parcel: _Parcel, rooms: _Rooms) -> None:
+    """Unpack what has arrived, and have the buffer free again."""
+    if parcel.pieces:
+        rows = torch.split_with_sizes(parcel.wire, parcel.sizes)
+        for piece, row in zip(parcel.pieces, rows, strict=True):
+            piece.take(row)
+    if parcel.room is not None:
+        rooms.give_back(parcel.room)
 
 
 @torch.no_grad()
@@ -281,15 +232,26 @@ def broadcast_bytes(
     `sources` are given on that rank alone; extra memory stays below `buffer_nbytes`.
     """
     max_nbytes = buffer_nbytes // 2
-    sender, receiver = _Lane(), _Lane()
+    sender, receiver = Lane(arrives=False), Lane(arrives=True)
     for source, dtype in zip(sources, dtypes, strict=False):
-        sender.add(source, dtype, max_nbytes)
+        sender.add(Shipment(_NO_MOVES, dtype, [source], ()), _whole_move(source), max_nbytes)
     for target, dtype in zip(targets, dtypes, strict=True):
-        receiver.add(target, dtype, max_nbytes)
+        receiver.add(Shipment(_NO_MOVES, dtype, (), [target]), _whole_move(target), max_nbytes)
     receiver.seal(max_nbytes)
+    rooms = _Rooms(group.wire_device)
     for message in receiver.messages:
-        arrival = _arrival(group.me, receiver, message, group.wire_device)
+        arrival = _arrival(group.me, receiver, message, rooms)
         if group.my_index == index:
-            arrival.wire.copy_(_departure(group.me, sender, message, group.wire_device).wire)
+            departure = _departure(group.me, sender, message, rooms)
+            arrival.wire.copy_(departure.wire)
+            _clear(departure, rooms)
         group.broadcast(arrival.wire, index)
-        _unpack(arrival)
+        _clear(arrival, rooms)
+
+
+_NO_MOVES = RankMoves((), (), ())
+
+
+def _whole_move(tensor: torch.Tensor) -> Move:
+    whole = Box.whole(tensor.shape)
+    return Move(0, 0, whole, 0, 0, whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -25,20 +26,23 @@ def leaf_kind(leaf: object) -> LeafKind | None:
     """Which kind of tensor this is; None for anything else."""
     if type(leaf) in _PLAIN:
         return "tensor"
-    if not isinstance(leaf, torch.Tensor):
+    return _kind_of(type(leaf))
+
+
+# Asked several times for each leaf of a state dict, and the type alone decides.
+@lru_cache(maxsize=1024)
+def _kind_of(leaf_type: type) -> LeafKind | None:
+    if not issubclass(leaf_type, torch.Tensor):
         return None
-    if isinstance(leaf, ShardedTensorBase) or is_foreign_sharded(leaf):
+    if issubclass(leaf_type, ShardedTensorBase) or _is_foreign_sharded(leaf_type):
         return "sharded"
-    return "dtensor" if hasattr(leaf, "device_mesh") else "tensor"
+    return "dtensor" if hasattr(leaf_type, "device_mesh") else "tensor"
 
 
-def is_foreign_sharded(leaf: object) -> bool:
+def _is_foreign_sharded(leaf_type: type) -> bool:
     """Whether this is PyTorch's own ShardedTensor."""
-    return (
-        isinstance(leaf, torch.Tensor)
-        and type(leaf).__module__.startswith("torch.distributed._shard")
-        and hasattr(leaf, "local_shards")
-    )
+    in_torch = leaf_type.__module__.startswith("torch.distributed._shard")
+    return in_torch and hasattr(leaf_type, "local_shards")
 
 
 def local_tensors(leaf: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -4,9 +4,9 @@ The source announces what it has, each rank says which boxes it needs, and gets 
 tensors in one exchange. What every rank needs whole goes out as a broadcast.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -14,7 +14,15 @@ import torch
 from shardkeep.errors import InvalidError
 from shardkeep.layouts import Layout
 from shardkeep.manifest import decode_value, encode_value
-from shardkeep.plan import Entry, held_layout, holders_of, plan_moves
+from shardkeep.plan import (
+    Entry,
+    Holders,
+    RankMoves,
+    entries_of,
+    held_layout,
+    holders_of,
+    plan_moves,
+)
 from shardkeep.ranks import (
     RankGroup,
     Shipment,
@@ -26,7 +34,7 @@ from shardkeep.ranks import (
     ship,
 )
 from shardkeep.sharded.leaves import is_on_meta, leaf_kind, local_tensors
-from shardkeep.state.keys import path_of, wire_key
+from shardkeep.state.keys import wire_key
 from shardkeep.state.paths import Path, path_text
 from shardkeep.state.placing import place
 from shardkeep.state.removing import remove_leaves
@@ -65,11 +73,18 @@ def broadcast_state_dict(
         remove_leaves(local_state_dict, keep=set(offer.tensors) | set(offer.values))
 
 
+class _Offered(NamedTuple):
+    """What is known everywhere of a tensor that the source has."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
 @dataclass
 class _Offer:
     """What the source has: tensors by dtype and shape, values themselves."""
 
-    tensors: dict[str, tuple[str, list[int]]] = field(default_factory=dict[str, Any])
+    tensors: dict[str, _Offered] = field(default_factory=dict[str, _Offered])
     values: dict[str, Any] = field(default_factory=dict[str, Any])
     sources: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     """The tensors themselves, on the source."""
@@ -85,15 +100,28 @@ def _announce(group: RankGroup, full: Any, src: int) -> _Offer:
             raise InvalidError(f"src={src} is not a rank of a group of {group.size}")
         if group.my_index == src:
             _collect(offer, full)
-            payloads.append(msgspec.json.encode([offer.tensors, offer.values]))
+            payloads.append(_encode_offer(offer))
         nbytes = len(payloads[0]) if payloads else 0
         return msgspec.json.encode([src, nbytes])
 
     facts = [msgspec.json.decode(fact) for fact in agree(group, _WHAT, check)]
     _require_one_source(group, [fact[0] for fact in facts])
     data = share_from(group, src, payloads[0] if payloads else None, facts[src][1])
-    offer.tensors, offer.values = msgspec.json.decode(data)
-    return offer
+    return offer if payloads else _decode_offer(data)
+
+
+def _encode_offer(offer: _Offer) -> bytes:
+    """The offer as JSON; shapes and dtypes, which repeat, stand in a table of their own."""
+    kinds: dict[_Offered, int] = {}
+    numbers = [kinds.setdefault(kind, len(kinds)) for kind in offer.tensors.values()]
+    return msgspec.json.encode([list(kinds), list(offer.tensors), numbers, offer.values])
+
+
+def _decode_offer(data: bytes) -> _Offer:
+    form = tuple[list[_Offered], list[str], list[int], dict[str, Any]]
+    kinds, keys, numbers, values = msgspec.json.decode(data, type=form)
+    tensors = {key: kinds[number] for key, number in zip(keys, numbers, strict=True)}
+    return _Offer(tensors, values)
 
 
 def _require_one_source(group: RankGroup, named: Sequence[int]) -> None:
@@ -105,13 +133,15 @@ def _require_one_source(group: RankGroup, named: Sequence[int]) -> None:
 
 
 def _collect(offer: _Offer, full: Any) -> None:
+    kinds: dict[_Offered, _Offered] = {}
     for path, leaf in leaves(full):
         key = wire_key(path)
         if leaf_kind(leaf) is None:
             offer.values[key] = _encoded(path, leaf)
         else:
             offer.sources[key] = _source(path, leaf)
-            offer.tensors[key] = (str(leaf.dtype).removeprefix("torch."), list(leaf.shape))
+            kind = _Offered(str(leaf.dtype).removeprefix("torch."), tuple(leaf.shape))
+            offer.tensors[key] = kinds.setdefault(kind, kind)
 
 
 def _encoded(path: Path, value: object) -> Any:
@@ -146,49 +176,58 @@ class _Broadcast:
 
     def prepare(self, offer: _Offer, local: Any) -> dict[str, Entry]:
         """My view of the offered tensors that I have a place for."""
-        here = {wire_key(path): leaf for path, leaf in leaves(local)}
+        here = {wire_key(path): (path, leaf) for path, leaf in leaves(local)}
+        view: dict[str, Entry] = {}
         for key, (dtype, shape) in offer.tensors.items():
             if key in here:
-                self.targets[key] = target_for(
-                    path_of(key), here[key], shape, getattr(torch, dtype), self.device
-                )
+                target = target_for(*here[key], shape, getattr(torch, dtype), self.device)
+                self.targets[key] = target
+                # Ranks may keep a tensor in dtypes of their own: on the way it has the source's.
+                view[key] = Entry(dtype, shape, target.entry.layout)
         self.values = [
-            (path_of(key), decode_value(data)) for key, data in offer.values.items() if key in here
+            (here[key][0], decode_value(data)) for key, data in offer.values.items() if key in here
         ]
-        # Ranks may keep a tensor in dtypes of their own: on the way it has the source's.
-        return {
-            key: Entry(offer.tensors[key][0], target.entry.shape, target.entry.layout)
-            for key, target in self.targets.items()
-        }
+        return view
 
     def run(self, offer: _Offer, views: Views) -> None:
         """Fill the targets."""
+        plans: dict[tuple[Entry | None, ...], RankMoves | None] = {}
         shipments: list[Shipment] = []
         everywhere: list[str] = []
         for key in offer.tensors:
-            holders = holders_of(key, views)
-            if len(holders) == 1 and holders[0][0].layout is None and self._is_everyone(holders):
+            entries = entries_of(key, views)
+            if entries not in plans:
+                plans[entries] = self._plan(holders_of(key, views))
+            moves = plans[entries]
+            if moves is None:
                 everywhere.append(key)
-            elif holders:
-                shipments.append(self._shipment(key, offer, held_layout(holders)))
+            else:
+                shipments.append(self._shipment(key, offer, moves))
         ship(self.group, shipments, what=_WHAT)
         self._broadcast(offer, everywhere)
 
-    def _is_everyone(self, holders: Iterable[tuple[Entry, Sequence[int]]]) -> bool:
-        return sum(len(ranks) for _, ranks in holders) == self.group.size
-
-    def _shipment(self, key: str, offer: _Offer, target: Layout) -> Shipment:
+    def _plan(self, holders: Holders) -> RankMoves | None:
+        """What I send and receive of a tensor; None if all ranks need all of it."""
+        if not holders:
+            return RankMoves((), (), ())
+        entry, ranks = holders[0]
+        if entry.layout is None and len(ranks) == self.group.size:
+            return None
+        target = held_layout(holders)
         source = Layout.replicated(target.shape, [self.group.ranks[self.src]])
+        return plan_moves((source,), target, self.group.me)
+
+    def _shipment(self, key: str, offer: _Offer, moves: RankMoves) -> Shipment:
         mine = self.targets.get(key)
         return Shipment(
-            plan_moves((source,), target, self.group.me),
-            getattr(torch, offer.tensors[key][0]),
+            moves,
+            getattr(torch, offer.tensors[key].dtype),
             [offer.sources[key]] if key in offer.sources else (),
             mine.buffers if mine else (),
         )
 
     def _broadcast(self, offer: _Offer, keys: Sequence[str]) -> None:
         sources = [offer.sources[key] for key in keys if key in offer.sources]
-        dtypes = [getattr(torch, offer.tensors[key][0]) for key in keys]
+        dtypes = [getattr(torch, offer.tensors[key].dtype) for key in keys]
         targets = [self.targets[key].buffers[0] for key in keys]
         broadcast_bytes(self.group, self.src, sources, targets, dtypes)

@@ -34,8 +34,9 @@ def distribute_state_dict(
         for path, full in found
         if leaf_kind(full) is not None
     ]
-    for target, full in targets:
-        _fill(target, full.detach(), me)
+    with torch.no_grad():
+        for target, full in targets:
+            _fill(target, full.detach(), me)
     news = {target.path: target.leaf for target, _ in targets}
     news |= {path: value for path, value in found if leaf_kind(value) is None}
     place(local_state_dict, news)
@@ -50,7 +51,6 @@ def _target(path: Path, local: Any, full: Any, device: torch.device | None) -> T
     return target_for(path, local, full.shape, full.dtype, device)
 
 
-@torch.no_grad()
 def _fill(target: Target, full: torch.Tensor, me: int) -> None:
     for part in target.layout(me).parts_of(me):
         target.buffers[part.buffer][part.place.slices()].copy_(full[part.box.slices()])

@@ -12,13 +12,21 @@ import torch
 
 from shardkeep.errors import InvalidError, RanksDisagreeError, name_ranks
 from shardkeep.layouts import Layout
-from shardkeep.plan import Entry, holders_of, plan_moves, source_layouts
+from shardkeep.plan import (
+    Entry,
+    RankMoves,
+    entries_of,
+    holders_of,
+    plan_moves,
+    source_layouts,
+)
 from shardkeep.ranks import RankGroup, Shipment, Views, agree_equal, share_views, ship
 from shardkeep.sharded.leaves import is_on_meta, leaf_kind, local_tensors
-from shardkeep.state.iterate import check_values, empty_result, on_cpu
+from shardkeep.state.iterate import empty_result, on_cpu
 from shardkeep.state.keys import key_text, wire_key
 from shardkeep.state.paths import Path, path_text
 from shardkeep.state.tree import leaves, map_tree
+from shardkeep.state.values import check_value
 
 _WHAT = "gather_state_dict"
 
@@ -83,15 +91,18 @@ class _Gather:
 
     def prepare(self, state_dict: Any, type_check: bool) -> dict[str, Entry]:
         """My view; everything that can fail on this rank alone has been done after it."""
-        if type_check:
-            check_values(state_dict)
         self.sources: dict[str, torch.Tensor] = {}
         self.paths: dict[str, Path] = {}
+        view: dict[str, Entry] = {}
         for path, leaf in leaves(state_dict):
-            if leaf_kind(leaf) in ("dtensor", "sharded"):
+            kind = leaf_kind(leaf)
+            if kind is None and type_check:
+                check_value(path, leaf)
+            elif kind in ("dtensor", "sharded"):
                 key = wire_key(path)
                 self.sources[key], self.paths[key] = leaf, path
-        view = {key: _entry(self.paths[key], leaf) for key, leaf in self.sources.items()}
+                view[key] = _entry(path, leaf)
+        # After all checks: a mistake costs no memory.
         self.wholes = {key: self._allocate(leaf) for key, leaf in self.sources.items()}
         return view
 
@@ -103,16 +114,22 @@ class _Gather:
     def run(self, views: Views) -> dict[Path, torch.Tensor]:
         """The whole tensors by path, on receivers."""
         _require_same_keys(views)
+        plans: dict[tuple[Entry | None, ...], RankMoves] = {}
+        shipments: list[Shipment] = []
         # By key: each pair of ranks must pack and unpack in the same order, whatever their dicts'.
-        shipments = [self._shipment(key, self.sources[key], views) for key in sorted(self.sources)]
+        for key, leaf in sorted(self.sources.items(), key=lambda item: item[0]):
+            entries = entries_of(key, views)
+            if entries not in plans:
+                plans[entries] = self._plan(key, views)
+            memory = local_tensors(_reduced(leaf))
+            shipments.append(Shipment(plans[entries], leaf.dtype, memory, self.wholes[key]))
         ship(self.group, shipments, what=_WHAT)
         return {self.paths[key]: whole[0] for key, whole in self.wholes.items() if whole}
 
-    def _shipment(self, key: str, leaf: torch.Tensor, views: Views) -> Shipment:
+    def _plan(self, key: str, views: Views) -> RankMoves:
         sources = source_layouts(key_text(key), holders_of(key, views))
-        target = Layout.replicated(leaf.shape, self.receivers)
-        moves = plan_moves(sources, target, self.group.me)
-        return Shipment(moves, leaf.dtype, local_tensors(_reduced(leaf)), self.wholes[key])
+        target = Layout.replicated(sources[0].shape, self.receivers)
+        return plan_moves(sources, target, self.group.me)
 
 
 def _entry(path: Path, leaf: torch.Tensor) -> Entry:
