@@ -19,9 +19,9 @@ from benchmarks.report import keep, show
 KEPT_AT = Path(__file__).parents[1] / "build" / "bench" / "memory.json"
 
 
-def chosen(words: list[str]) -> list[Case]:
+def chosen(words: list[str], quick: bool) -> list[Case]:
     """The cases whose task or size has one of the words; all if there are none."""
-    every = [*state_dicts.cases(), *sharded_tensors.cases(), *tilings.cases()]
+    every = [*state_dicts.cases(quick), *sharded_tensors.cases(quick), *tilings.cases()]
     return [
         case
         for case in every
@@ -31,14 +31,14 @@ def chosen(words: list[str]) -> list[Case]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory")
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--quick", action="store_true", help="smaller, and fewer repetitions")
     parser.add_argument("words", nargs="*", help="only tasks that have one of these words")
     options = parser.parse_args()
     console = Console(width=None if Console().is_terminal else 130)
     contests = []
-    for case in chosen(options.words):
+    for case in chosen(options.words, options.quick):
         with console.status(f"{case.task}, {case.size}"):
-            contests.append(compare(case, *((3, 1) if options.quick else (9, 3))))
+            contests.append(compare(case, *((3, 1) if options.quick else (5, 2))))
     show(contests, console)
     keep(contests, KEPT_AT)
 

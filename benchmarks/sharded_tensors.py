@@ -24,7 +24,7 @@ def placements(ranks: Sequence[int]) -> list[str]:
 class ShardedCase(Case):
     """An int32 tensor whose dim 0 is chunked over the ranks, once as each library's tensor."""
 
-    def __init__(self, shape: tuple[int, int] = SHAPE) -> None:
+    def __init__(self, shape: tuple[int, int]) -> None:
         self.shape = shape
         self.size = f"{4 * shape[0] * shape[1] / 2**20:.0f} MiB"
 
@@ -96,5 +96,6 @@ class ReshardRanks(Reshard):
     dim, ranks_after = 0, SWAPPED
 
 
-def cases() -> list[Case]:
-    return [GatherOne(), ReshardDims(), ReshardRanks()]
+def cases(quick: bool) -> list[Case]:
+    shape = (SHAPE[0] // 2, SHAPE[1] // 2) if quick else SHAPE
+    return [GatherOne(shape), ReshardDims(shape), ReshardRanks(shape)]

@@ -49,21 +49,27 @@ def describe(shapes: Shapes) -> str:
 
 def full_state(shapes: Shapes) -> dict[str, torch.Tensor]:
     """The same on every rank, cells distinct within a tensor."""
-    return {
-        name: torch.arange(torch.Size(shape).numel(), dtype=torch.float32).add_(number).view(shape)
-        for number, (name, shape) in enumerate(shapes.items())
-    }
+    return {name: count_up(number, shape) for number, (name, shape) in enumerate(shapes.items())}
 
 
 def sharded_state(shapes: Shapes) -> dict[str, DTensor]:
-    """Every tensor cut along dim 0 over all ranks."""
+    """The same, every tensor cut along dim 0 over all ranks, which must divide it."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    return {name: sharded(tensor, mesh) for name, tensor in full_state(shapes).items()}
+    return {
+        name: sharded(number, shape, mesh) for number, (name, shape) in enumerate(shapes.items())
+    }
 
 
-def sharded(full: torch.Tensor, mesh: DeviceMesh) -> DTensor:
-    local = full.chunk(mesh.size())[mesh.get_local_rank()].clone()
+def sharded(first: int, shape: tuple[int, ...], mesh: DeviceMesh) -> DTensor:
+    local_shape = (shape[0] // mesh.size(), *shape[1:])
+    first += mesh.get_local_rank() * torch.Size(local_shape).numel()
+    local = count_up(first, local_shape)
     return DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
+
+
+def count_up(first: int, shape: tuple[int, ...]) -> torch.Tensor:
+    numel = torch.Size(shape).numel()
+    return torch.arange(first, first + numel, dtype=torch.float32).view(shape)
 
 
 class StateCase(Case):
@@ -127,9 +133,6 @@ class Distribute(Broadcast):
         distribute_state_dict(self.full, self.state, CPU)
 
 
-def cases() -> list[Case]:
-    return [
-        kind(shapes)
-        for kind in (Gather, Broadcast, Distribute)
-        for shapes in (transformer(), many_small())
-    ]
+def cases(quick: bool) -> list[Case]:
+    states = (transformer(2), many_small(500)) if quick else (transformer(), many_small())
+    return [kind(shapes) for kind in (Gather, Broadcast, Distribute) for shapes in states]
