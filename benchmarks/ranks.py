@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 import torch
+import torch._dynamo  # DTensor would import it in every process, which takes a second.
 import torch.distributed as dist
 
 T = TypeVar("T")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         save as save,
         save_async as save_async,
     )
+    from shardkeep.checkpointer import Checkpointer as Checkpointer
     from shardkeep.errors import (
         CompanionMismatch as CompanionMismatch,
         ConflictError as ConflictError,
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
         ShardingSpec as ShardingSpec,
         infer_sharding_spec as infer_sharding_spec,
     )
+    from shardkeep.state.adapting import parts as parts
     from shardkeep.state.broadcast import (
         broadcast_state_dict as broadcast_state_dict,
     )
@@ -110,6 +112,7 @@ if TYPE_CHECKING:
         create_cpu_state_dict as create_cpu_state_dict,
         offload_state_dict_to_cpu as offload_state_dict_to_cpu,
     )
+    from shardkeep.state.cursor import DataCursor as DataCursor
     from shardkeep.state.diff import (
         StateDiff as StateDiff,
         check_state_dict_similarity as check_state_dict_similarity,
@@ -139,6 +142,10 @@ if TYPE_CHECKING:
         get_element as get_element,
         set_element as set_element,
     )
+    from shardkeep.state.rng import (
+        RngState as RngState,
+        rng_state as rng_state,
+    )
     from shardkeep.state.staging import (
         Snapshot as Snapshot,
         Stager as Stager,
@@ -167,6 +174,8 @@ if TYPE_CHECKING:
     from shardkeep.transfer.restore import (
         LoadReport as LoadReport,
     )
+    from shardkeep.transfer.retain import RunPrune as RunPrune
+    from shardkeep.transfer.steps import StepRecord as StepRecord
 else:
     __getattr__, __dir__, __all__ = lazy_exports(
         __name__,
@@ -174,11 +183,13 @@ else:
             "Box": "shardkeep.boxes",
             "ByteRanges": "shardkeep.boxes",
             "Checkpoint": "shardkeep.transfer.lazy",
+            "Checkpointer": "shardkeep.checkpointer",
             "ChunkShardingSpec": "shardkeep.sharded.specs",
             "CompanionMismatch": "shardkeep.errors",
             "ConflictError": "shardkeep.errors",
             "CorruptError": "shardkeep.errors",
             "CoverError": "shardkeep.errors",
+            "DataCursor": "shardkeep.state.cursor",
             "DeadlineError": "shardkeep.errors",
             "EnumerableShardingSpec": "shardkeep.sharded.specs",
             "Grid": "shardkeep.boxes",
@@ -200,6 +211,8 @@ else:
             "RanksDisagreeError": "shardkeep.errors",
             "RemoteDevice": "shardkeep.sharded.remote_device",
             "Replicate": "shardkeep.layouts",
+            "RngState": "shardkeep.state.rng",
+            "RunPrune": "shardkeep.transfer.retain",
             "SaveExplanation": "shardkeep.transfer.explain",
             "SaveResult": "shardkeep.checkpoint",
             "Shard": "shardkeep.sharded.shard",
@@ -217,6 +230,7 @@ else:
             "Split": "shardkeep.layouts",
             "Stager": "shardkeep.state.staging",
             "StateDiff": "shardkeep.state.diff",
+            "StepRecord": "shardkeep.transfer.steps",
             "StorageError": "shardkeep.errors",
             "StoredTensor": "shardkeep.transfer.lazy",
             "TensorInfo": "shardkeep.transfer.lazy",
@@ -250,10 +264,12 @@ else:
             "named_params_with_sharded_tensor": "shardkeep.sharded.optimizer",
             "offload_state_dict_to_cpu": "shardkeep.state.copying",
             "open": "shardkeep.checkpoint",
+            "parts": "shardkeep.state.adapting",
             "per_rank": "shardkeep.state.keeping",
             "pre_load_state_dict_hook": "shardkeep.sharded.modules",
             "prune": "shardkeep.checkpoint",
             "register_value_type": "shardkeep.checkpoint",
+            "rng_state": "shardkeep.state.rng",
             "save": "shardkeep.checkpoint",
             "save_async": "shardkeep.checkpoint",
             "set_element": "shardkeep.state.paths",

@@ -98,6 +98,35 @@ def save_async(
     The state may be changed as soon as this returns. At most two snapshots are in memory: a third
     call waits. The error of an earlier save that nobody asked for is raised here.
     """
+    return begin_save(
+        state,
+        path,
+        overwrite=overwrite,
+        durable=durable,
+        timeout=timeout,
+        check_replicas=check_replicas,
+        threads=threads,
+        metadata=metadata,
+        group=group,
+        progress=progress,
+    )
+
+
+def begin_save(
+    state: Any,
+    path: Path,
+    *,
+    overwrite: bool,
+    durable: bool,
+    timeout: float,
+    check_replicas: CheckReplicas,
+    threads: int,
+    metadata: Mapping[str, Json] | None,
+    group: Any,
+    progress: Progress | None = None,
+    after: Callable[[SaveResult], None] = lambda _: None,
+) -> Handle[SaveResult]:
+    """As `save_async`; `after` runs in the background once the checkpoint is committed."""
     # First of all: a rank that raises before it would be one act behind the others for ever.
     council, timings = council_of(group, act="save", timeout=timeout), Timings()
     meter = Meter("saving", progress, show=False)
@@ -110,7 +139,9 @@ def save_async(
 
     def act() -> SaveResult:
         with snapshot:
-            return _run(lambda: kept, path, durable, council, options, timings)
+            result = _run(lambda: kept, path, durable, council, options, timings)
+        after(result)
+        return result
 
     _background.submit(handle, act)
     return handle

@@ -12,7 +12,7 @@ by its path, before anything is written.
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -33,17 +33,10 @@ from shardkeep.manifest import (
 )
 from shardkeep.plan import Entry
 from shardkeep.sharded.leaves import is_on_meta, leaf_kind, local_tensors
+from shardkeep.state.adapting import expand
 from shardkeep.state.dtypes import DTYPE_NAMES
 from shardkeep.state.paths import Path, flat_keys, path_text
 from shardkeep.state.tree import Node as TreeNode, Opened, nodes, open_container
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """Anything that gives its state and takes it back: modules, optimizers, schedulers, ..."""
-
-    def state_dict(self) -> Any: ...
-    def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,24 +71,6 @@ class KeptState:
     def nbytes(self) -> int:
         """Of the memory that this rank holds."""
         return sum(part.nbytes for parts in self.memory.values() for part in parts)
-
-
-def is_live(leaf: object) -> TypeGuard[Stateful]:
-    """Whether this is an object with a state of its own; a class has the methods, but no state."""
-    # Tensors first: asking for the methods of a protocol is slow.
-    return not isinstance(leaf, torch.Tensor | type) and isinstance(leaf, Stateful)
-
-
-def expand(tree: Any) -> Any:
-    """The tree with live objects replaced by their state dicts."""
-    from shardkeep.state.tree import map_tree
-
-    def visit(path: Path, leaf: Any) -> Any:
-        if is_live(leaf):
-            return expand(leaf.state_dict())
-        return leaf
-
-    return map_tree(visit, tree)
 
 
 def keep_state(state: Any) -> KeptState:

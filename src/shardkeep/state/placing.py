@@ -13,14 +13,16 @@ from shardkeep.state.tree import open_container
 
 def place(tree: Any, news: Mapping[Path, Any]) -> None:
     """Put each value in its place of the tree."""
-    if news and _placed(tree, news) is not tree:
+    if placed(tree, news) is not tree:
         raise InvalidError(
             f"a {type(tree).__name__} cannot be changed in place: load into a dict or a list"
         )
 
 
-def _placed(tree: Any, news: Mapping[Path, Any]) -> Any:
+def placed(tree: Any, news: Mapping[Path, Any]) -> Any:
     """The tree itself if it could take the values in, else one like it that has them."""
+    if not news:
+        return tree
     if () in news:
         return news[()]
     opened = open_container(tree)
@@ -30,7 +32,7 @@ def _placed(tree: Any, news: Mapping[Path, Any]) -> Any:
     for path, value in news.items():
         below.setdefault(path[0], {})[path[1:]] = value
     children = dict(zip(opened.container.keys, opened.values, strict=True))
-    changed = {key: _placed(children[key], rest) for key, rest in below.items()}
+    changed = {key: placed(children[key], rest) for key, rest in below.items()}
     if isinstance(tree, MutableMapping | list):
         target = cast("Any", tree)
         for key, value in changed.items():

@@ -9,7 +9,7 @@ saved from. Everything that does not fit is found before a byte is read.
 # pyright: reportUnknownArgumentType=false
 
 import fnmatch
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from shardkeep.boxes import Box
-from shardkeep.errors import ConflictError, LayoutError, NotFoundError
+from shardkeep.errors import ConflictError, InvalidError, LayoutError, NotFoundError
 from shardkeep.layouts import Layout
 from shardkeep.manifest import (
     ArrayNode,
@@ -33,10 +33,12 @@ from shardkeep.manifest import (
     ValueNode,
 )
 from shardkeep.sharded.leaves import is_on_meta, leaf_kind, local_tensors, with_local_tensors
+from shardkeep.state.adapting import adapters
 from shardkeep.state.dtypes import DTYPE_NAMES, TORCH_DTYPES
-from shardkeep.state.keeping import PerRank, Stateful, expand, is_live
-from shardkeep.state.paths import Path, dotted, path_text
-from shardkeep.state.tree import leaves
+from shardkeep.state.live import Stored
+from shardkeep.state.paths import Path, dotted, get_element, path_text
+from shardkeep.state.placing import place, placed
+from shardkeep.state.tree import leaves, map_tree
 
 _SHOWN = 5
 
@@ -59,9 +61,10 @@ class Fit:
     replaced: dict[Path, Any] = field(default_factory=dict[Path, Any])
     """Leaves that give way to new ones: values, and tensors that had no memory."""
     sparse: dict[Path, SparseNode] = field(default_factory=dict[Path, SparseNode])
-    per_rank: dict[Path, str] = field(default_factory=dict[Path, str])
-    """Places of values of this rank's own, by their key."""
-    loaded: list[str] = field(default_factory=list[str])
+    per_rank: dict[Path, tuple[str, Any]] = field(default_factory=dict[Path, tuple[str, Any]])
+    """Places of values of a rank's own: their key, and what stands there now."""
+    paths: list[Path] = field(default_factory=list[Path])
+    """What of the state is filled or replaced."""
     missing: list[str] = field(default_factory=list[str])
     """In the state, not in the checkpoint."""
     unexpected: list[str] = field(default_factory=list[str])
@@ -137,13 +140,13 @@ class _Fitter:
             self._sparse(path, leaf, node)
         elif isinstance(node, TensorNode | ArrayNode):
             self._tensor(path, leaf, self._manifest.tensors[node.index])
-        self.fit.loaded.append(dotted(path))
+        self.fit.paths.append(path)
 
     def _value(self, path: Path, leaf: Any, node: ValueNode | PerRankNode) -> None:
         if leaf_kind(leaf) is not None or isinstance(leaf, np.ndarray):
             self._mismatch(path, "is a tensor here, a value in the checkpoint")
         elif isinstance(node, PerRankNode):
-            self.fit.per_rank[path] = node.key
+            self.fit.per_rank[path] = node.key, leaf
         else:
             self.fit.replaced[path] = node.value
 
@@ -241,30 +244,54 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-@dataclass
 class Shadow:
     """A state with its live objects opened: what is filled, and whom to tell afterwards."""
 
-    tree: Any
-    objects: dict[Path, Stateful]
+    def __init__(self, state: Any, manifest: Manifest, me: int) -> None:
+        self._live = adapters(state)
+        root = Stored(manifest.tree, manifest.tensors, manifest.world, me)
+        self.tree = map_tree(
+            lambda path, leaf: (
+                self._live[path].wanted(root.at(*cast("tuple[str, ...]", path)))
+                if path in self._live
+                else leaf
+            ),
+            state,
+        )
 
-    @classmethod
-    def of(cls, state: Any) -> "Shadow":
-        """The state's leaves; modules, optimizers and the like stand for their state dicts."""
-        if is_live(state):
-            return cls(expand(state.state_dict()), {(): state})
-        objects = {path: leaf for path, leaf in leaves(state) if is_live(leaf)}
-        return cls(expand(state), objects)
+    def require_whole(self, paths: Iterable[Path]) -> None:
+        """Raise unless the objects that can only be loaded whole are, or not at all."""
+        loaded = set(paths)
+        for path, _ in leaves(self.tree):
+            at = self._owner(path)
+            if path in loaded or at is None or self._live[at].is_divisible:
+                continue
+            if any(one[: len(at)] == at for one in loaded):
+                raise InvalidError(
+                    f"only a part of {path_text(at)} would be loaded, without {dotted(path)!r}; "
+                    f"let keys= take all of it, such as '{dotted(at)}*', or nothing"
+                )
 
-    def owner(self, path: Path) -> Path | None:
+    def put_back(self, into: Any, news: Mapping[Path, Any], loaded: Iterable[Path]) -> None:
+        """Values and new tensors in their places of `into`, and live objects told of theirs.
+
+        An object of which nothing was loaded is left alone.
+        """
+        owners = {path: self._owner(path) for path in news}
+        place(into, {path: value for path, value in news.items() if owners[path] is None})
+        owned = {path: value for path, value in news.items() if owners[path] is not None}
+        self.tree = placed(self.tree, owned)
+        touched = {self._owner(path) for path in loaded}
+        for at, live in self._live.items():
+            if at not in touched:
+                continue
+            tree = get_element(self.tree, at) if at else self.tree
+            mine = {path[len(at) :]: owned[path] for path in owned if owners[path] == at}
+            live.give(tree, mine)
+
+    def _owner(self, path: Path) -> Path | None:
         """The live object in which a place lies."""
         for length in range(len(path) + 1):
-            if path[:length] in self.objects:
+            if path[:length] in self._live:
                 return path[:length]
         return None
-
-
-def own_value(per_rank: Mapping[str, Any], key: str, old: Any) -> Any:
-    """The value of this rank, marked again if the state's was."""
-    value = per_rank[key]
-    return PerRank(value) if isinstance(old, PerRank) else value

@@ -28,7 +28,7 @@ _GRACE = 0.5
 _MAX_GRACE_SECONDS = 30.0
 
 # Whoever leaves last clears all of them, also those in which it had no part.
-_PHASES = ("plan", "views", "agree", "write", "explain", "load")
+_PHASES = ("plan", "views", "agree", "write", "explain", "keys", "own", "load", "choose")
 
 
 class NoteStore(Protocol):

@@ -5,14 +5,18 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
+import msgspec
 import torch.distributed as dist
 import xxhash
 
 from shardkeep.ranks import RankGroup
+from shardkeep.transfer.common_step import CommonStep, SoloStep, StoreStep
 from shardkeep.transfer.council import Council, NoteStore, SoloCouncil, StoreCouncil
 
+T = TypeVar("T")
 _lock = threading.Lock()
 _numbers: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
 
@@ -31,6 +35,35 @@ def council_of(group: Any, *, act: str, timeout: float) -> Council:
     return StoreCouncil(
         store, ranks.ranks, ranks.me, topic=_topic(ranks.ranks, act), timeout=timeout
     )
+
+
+def chair_of(group: Any) -> int:
+    """The rank that speaks for the group."""
+    return min(RankGroup.of(group).ranks)
+
+
+def common_step(group: Any, *, look: Callable[[], str | None], timeout: float) -> CommonStep:
+    """Where the group's ranks come together to act. SPMD: ranks call in the same order."""
+    ranks = RankGroup.of(group)
+    if ranks.size == 1:
+        return SoloStep()
+    store = cast("NoteStore", _default_store())
+    topic = _topic(ranks.ranks, "step")
+    return StoreStep(store, ranks.ranks, ranks.me, topic=topic, timeout=timeout, look=look)
+
+
+def from_chair(council: Council, phase: str, act: Callable[[], T], kind: type[T]) -> T:
+    """What `act` returned on the chair, heard by all ranks; if it fails, all raise."""
+    try:
+        if council.me == council.chair:
+            council.announce(phase, msgspec.json.encode(act()))
+        found = msgspec.json.decode(council.hear(phase), type=kind)
+    except BaseException as error:
+        council.fail(phase, error, undone=True)
+        council.leave(done=False)
+        raise
+    council.leave(done=True)
+    return found
 
 
 def _default_store() -> object:

@@ -12,17 +12,18 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
 from shardkeep.boxes import Box
 from shardkeep.errors import NotFoundError, RanksDisagreeError, name_ranks
-from shardkeep.manifest import Manifest, Node
+from shardkeep.manifest import Manifest, Node, decode_tree, encode_tree
 from shardkeep.state.building import build_state, tensor_numbers
 from shardkeep.state.dtypes import TORCH_DTYPES
-from shardkeep.state.keeping import PerRank, Stateful
-from shardkeep.state.paths import Path, dotted, get_element
-from shardkeep.state.placing import place
+from shardkeep.state.keeping import PerRank, keep_state
+from shardkeep.state.live import Merged, OfRank
+from shardkeep.state.paths import Path, dotted
 from shardkeep.state.restoring import Fit, Shadow, Slot, fit_state, require_fit, stored_leaves
 from shardkeep.storage import Storage
 from shardkeep.transfer.collecting import gc_paused
@@ -33,6 +34,7 @@ from shardkeep.transfer.progress import Meter
 
 # A checkpoint that is replaced while it is read is read again, the new one.
 _ATTEMPTS = 5
+_HEADER_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,18 @@ class Opened:
         if index is None:
             return {}
         return dict(self.headers[index].per_rank)
+
+    def all_own_values(self, key: str) -> list[Any]:
+        """What each rank saved under `key` as its own, by rank."""
+        files = self.manifest.files
+        first = [at for at, file in enumerate(files) if file.number == 0]
+        self.headers.fetch(first, threads=_HEADER_THREADS)
+        found = {files[at].rank: self.headers[at].per_rank for at in first}
+        return [
+            build_state(found[rank][key], _no_tensor, str)
+            for rank in sorted(found)
+            if key in found[rank]
+        ]
 
     def own_value(self, key: str, rank: int) -> Any:
         """What `rank` saved under `key` as its own."""
@@ -143,7 +157,7 @@ def _restore(
     me = council.me
     with gc_paused():
         opened = Opened(storage)
-        shadow = Shadow.of(into)
+        shadow = Shadow(into, opened.manifest, me)
         fit = fit_state(
             opened.manifest,
             shadow.tree,
@@ -157,7 +171,9 @@ def _restore(
             agreed.append(_unexpected_on_all(council, opened.manifest, fit.unexpected))
         fit.unexpected = agreed[0]
     require_fit(fit, strict=options.strict)
-    values = _own_values(opened, fit, shadow.tree, me, options.strict)
+    if options.keys is not None:
+        shadow.require_whole(fit.paths)
+    values = _own_values(opened, fit, council, options.strict)
     try:
         nbytes = _fill(opened, fit.slots, options)
         numbers = [number for node in fit.sparse.values() for number in tensor_numbers(node)]
@@ -167,10 +183,10 @@ def _restore(
             raise _ReplacedError from None
         raise
     sparse = {path: build_state(node, parts.__getitem__, str) for path, node in fit.sparse.items()}
-    _put_back(into, shadow, {**fit.replaced, **values, **sparse})
+    shadow.put_back(into, {**fit.replaced, **values, **sparse}, fit.paths)
     return LoadReport(
         opened.manifest.save_id,
-        fit.loaded,
+        [dotted(path) for path in fit.paths],
         fit.missing,
         fit.unexpected,
         fit.cast,
@@ -192,21 +208,46 @@ def _fill(opened: Opened, slots: Sequence[Slot], options: LoadOptions) -> int:
     )
 
 
-def _own_values(opened: Opened, fit: Fit, tree: Any, me: int, strict: bool) -> dict[Path, Any]:
-    """This rank's own values by place; those that it does not have are missing."""
+def _own_values(opened: Opened, fit: Fit, council: Council, strict: bool) -> dict[Path, Any]:
+    """The values of a rank's own by place; those that are not there are missing."""
+    merged = _merged_values(opened, fit, council)
     found: dict[Path, Any] = {}
-    for path, key in fit.per_rank.items():
+    for path, (key, leaf) in list(fit.per_rank.items()):
+        if isinstance(leaf, Merged):
+            found[path] = merged[path]
+            continue
         try:
-            value = opened.own_value(key, me)
+            value = opened.own_value(key, leaf.rank if isinstance(leaf, OfRank) else council.me)
         except NotFoundError:
             if strict:
                 raise
             fit.missing.append(dotted(path))
-            fit.loaded.remove(dotted(path))
+            fit.paths.remove(path)
             continue
-        old = get_element(tree, path)
-        found[path] = PerRank(value) if isinstance(old, PerRank) else value
+        found[path] = PerRank(value) if isinstance(leaf, PerRank) else value
     return found
+
+
+def _merged_values(opened: Opened, fit: Fit, council: Council) -> dict[Path, Any]:
+    """What comes of all ranks' values. The chair reads them all, and tells those who want it."""
+    wanted = {
+        path: (key, leaf) for path, (key, leaf) in fit.per_rank.items() if isinstance(leaf, Merged)
+    }
+    save_id = opened.manifest.save_id
+    if council.me == council.chair and opened.manifest.per_rank:
+        own = {key: leaf.merge(opened.all_own_values(key)) for key, leaf in wanted.values()}
+        kept = encode_tree(keep_state(own).tree, tensor_count=0)
+        council.announce("own", msgspec.json.encode([save_id, kept]))
+    if not wanted:
+        return {}
+    heard_id, kept = msgspec.json.decode(council.hear("own"))
+    tree = decode_tree(kept, tensor_count=0)
+    heard: dict[str, Any] = build_state(tree, _no_tensor, str) if heard_id == save_id else {}
+    # A chair that has no such object, or that read another save, is no help.
+    return {
+        path: heard[key] if key in heard else leaf.merge(opened.all_own_values(key))
+        for path, (key, leaf) in wanted.items()
+    }
 
 
 def read_tensors(
@@ -248,26 +289,6 @@ def _asked(tree: Node, keys: Sequence[str] | None) -> Node:
     from shardkeep.state.selecting import select
 
     return select(tree, keys)
-
-
-def _put_back(into: Any, shadow: Shadow, news: Mapping[Path, Any]) -> None:
-    """Values and new tensors in their places, and live objects told of theirs."""
-    free = {path: value for path, value in news.items() if shadow.owner(path) is None}
-    owned = {path: value for path, value in news.items() if path not in free}
-    place(into, free)
-    place(shadow.tree, owned)
-    for path, live in shadow.objects.items():
-        tree = get_element(shadow.tree, path) if path else shadow.tree
-        mine = [value for at, value in owned.items() if shadow.owner(at) == path]
-        _tell(live, tree, mine)
-
-
-def _tell(live: Stateful, tree: Any, news: Sequence[Any]) -> None:
-    if not isinstance(live, torch.nn.Module):
-        live.load_state_dict(tree)
-    elif news:
-        # Parameters and buffers were filled where they are; only what had no memory is new.
-        live.load_state_dict(tree, assign=any(isinstance(new, torch.Tensor) for new in news))
 
 
 def _unexpected_on_all(

@@ -1,0 +1,365 @@
+"""How is a training run kept: saved at the right moments, resumed, tidied up?"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+
+from shardkeep.checkpoint import THREADS, TIMEOUT, SaveResult, begin_save, load, save
+from shardkeep.errors import CorruptError, InvalidError, NotFoundError
+from shardkeep.manifest import Json
+from shardkeep.plan.retention import Best, Retention
+from shardkeep.ranks import RankGroup
+from shardkeep.storage.shelf import LocalShelf
+from shardkeep.transfer.background import Handle
+from shardkeep.transfer.choose import Choice, OnDamage, Wish, agree_on_step, best_step
+from shardkeep.transfer.common_step import CommonStep, SoloStep
+from shardkeep.transfer.groups import chair_of, common_step, council_of, from_chair
+from shardkeep.transfer.replicas import CheckReplicas
+from shardkeep.transfer.restore import LoadReport
+from shardkeep.transfer.retain import RunPrune, prune_run
+from shardkeep.transfer.signals import SAVE_AND_STOP, SignalWatch
+from shardkeep.transfer.steps import RUN_KEY, encode_metrics, newest, read_steps, step_name
+
+_log = logging.getLogger("shardkeep")
+
+_TIMER = "timer"
+# A folder without a manifest that nobody has touched for so long is no save under way.
+_ABANDONED_SECONDS = 24 * 3600.0
+
+
+class Checkpointer:
+    """The checkpoints of one run, each in a folder of its own below `root`.
+
+    Every method that saves or restores is SPMD over `group`. Kept are the `keep_last` newest, the
+    steps that `keep_every` divides, and the best `n` by a metric (`keep_best=("loss", "min", n)`);
+    without any of these, all. `maybe_save` saves every `every_steps` steps, every `every_seconds`
+    seconds and, with `on_signal=True`, when SIGUSR1 comes or, then to stop, SIGTERM.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        keep_best: Best | None = None,
+        every_steps: int | None = None,
+        every_seconds: float | None = None,
+        on_signal: bool = False,
+        background: bool = True,
+        overwrite: bool = False,
+        durable: bool = True,
+        timeout: float = TIMEOUT,
+        check_replicas: CheckReplicas = "sample",
+        threads: int = THREADS,
+        group: Any = None,
+    ) -> None:
+        self._retention = Retention(keep_last, keep_every, keep_best)
+        if every_steps is not None and every_steps < 1:
+            raise InvalidError(f"every_steps must be at least 1, got {every_steps}")
+        if every_seconds is not None and every_seconds <= 0:
+            raise InvalidError(f"every_seconds must be positive, got {every_seconds}")
+        self._shelf = LocalShelf(root)
+        self._every_steps = every_steps
+        self._every_seconds = every_seconds
+        self._background = background
+        self._overwrite = overwrite
+        self._group = group
+        self._timeout = timeout
+        self._options: dict[str, Any] = {
+            "durable": durable,
+            "timeout": timeout,
+            "check_replicas": check_replicas,
+            "threads": threads,
+            "group": group,
+        }
+        self._replaced: set[int] = set()
+        """Steps of an earlier attempt, beyond the one that this run went on from."""
+        self._handles: dict[int, Handle[SaveResult]] = {}
+        self._last_step: int | None = None
+        self._last_time = time.monotonic()
+        self._stopping = False
+        self._restored: LoadReport | None = None
+        self._is_chair = chair_of(group) == RankGroup.of(group).me
+        self._signals = SignalWatch() if on_signal else None
+        self._common: CommonStep = SoloStep()
+        if on_signal or every_seconds is not None:
+            self._common = common_step(group, look=self._look, timeout=min(timeout, 300.0))
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return Path(self._shelf.location)
+
+    def path_of(self, step: int) -> Path:
+        """The folder of a step's checkpoint, whether it is there or not."""
+        return self._shelf.path(step_name(step))
+
+    @property
+    def stopping(self) -> bool:
+        """Whether SIGTERM came and was answered with a checkpoint: time to leave the loop."""
+        return self._stopping
+
+    # Saving
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Json] | None = None,
+    ) -> SaveResult:
+        """Save `state` as the checkpoint of `step`; on return it is complete. SPMD."""
+        self.wait()
+        result = save(state, self.path_of(step), **self._arguments(step, metrics, metadata))
+        self._saved(step)
+        self._tidy()
+        return result
+
+    def save_async(
+        self,
+        step: int,
+        state: Any,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Json] | None = None,
+    ) -> Handle[SaveResult]:
+        """Copy `state` and return; it is saved in the background as by `save`. SPMD."""
+        handle = begin_save(
+            state,
+            self.path_of(step),
+            after=lambda _: self._tidy(),
+            **self._arguments(step, metrics, metadata),
+        )
+        self._handles = {n: h for n, h in self._handles.items() if not h.done()} | {step: handle}
+        self._saved(step)
+        return handle
+
+    def should_save(self, step: int) -> bool:
+        """Whether a checkpoint is due after `step`: the same answer on all ranks.
+
+        Call it once after each step, on every rank.
+        """
+        return self._due(step) is not None
+
+    def maybe_save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Json] | None = None,
+    ) -> SaveResult | Handle[SaveResult] | None:
+        """Save if a checkpoint is due after `step`, in the background if the run does so. SPMD.
+
+        Call it once after each step, on every rank, and leave the loop when `stopping` is true.
+        """
+        reason = self._due(step)
+        if reason is None:
+            return None
+        if reason == SAVE_AND_STOP.name:
+            self._stopping = True
+        if self._last_step == step:
+            return self._handles.get(step)
+        if self._background and not self._stopping:
+            return self.save_async(step, state, metrics=metrics, metadata=metadata)
+        return self.save(step, state, metrics=metrics, metadata=metadata)
+
+    def _due(self, step: int) -> str | None:
+        if isinstance(self._common, SoloStep):
+            reason = self._look()
+            if reason is not None:
+                self._common.ask(reason)
+        reason = self._common.decide()
+        if reason is not None:
+            if reason != _TIMER:
+                _log.warning("%s: saving a checkpoint at step %d", reason, step)
+            return reason
+        if self._every_steps is not None and step % self._every_steps == 0:
+            return "step"
+        return None
+
+    def _look(self) -> str | None:
+        """What asks for a checkpoint now, on this rank."""
+        found = self._signals.take() if self._signals is not None else None
+        if found is not None or self._every_seconds is None:
+            return found
+        if self._is_chair and time.monotonic() - self._last_time > self._every_seconds:
+            self._last_time = time.monotonic()
+            return _TIMER
+        return None
+
+    def _arguments(
+        self, step: int, metrics: Mapping[str, Any] | None, metadata: Mapping[str, Json] | None
+    ) -> dict[str, Any]:
+        if step < 0:
+            raise InvalidError(f"a step is 0 or more, got {step}")
+        if RUN_KEY in (metadata or {}):
+            raise InvalidError(f"metadata has the key {RUN_KEY!r}, which says what the run knows")
+        run = {"step": step, "saved_at": time.time(), "metrics": encode_metrics(metrics or {})}
+        return {
+            **self._options,
+            "overwrite": self._overwrite or step in self._replaced,
+            "metadata": {**(metadata or {}), RUN_KEY: run},
+        }
+
+    def _saved(self, step: int) -> None:
+        self._last_step = step
+        self._last_time = time.monotonic()
+        self._replaced.discard(step)
+
+    def wait(self) -> None:
+        """Return when every save that was begun is committed; raises the error of one that failed.
+
+        What the retention drops is gone by then.
+        """
+        handles, self._handles = self._handles, {}
+        for handle in handles.values():
+            handle.result()
+
+    # Restoring
+
+    def restore(
+        self,
+        state: Any,
+        step: int | Literal["latest", "best"] | None = None,
+        *,
+        on_damage: OnDamage = "raise",
+        strict: bool = True,
+        cast: bool = False,
+        verify: bool = True,
+        device: torch.device | str | None = None,
+    ) -> int:
+        """Fill `state` in place from a checkpoint and return its step. SPMD.
+
+        None takes the newest, and returns 0 if there is none. A damaged one is an error, unless
+        `on_damage="fallback"`: then the one before is taken, with a warning.
+        """
+        self.wait()
+        tried: set[int] = set()
+        error: Exception | None = None
+        while True:
+            choice = self._choose(Wish(step, on_damage, tuple(tried)), error)
+            for text in choice.warnings if self._is_chair else ():
+                _log.warning("%s", text)
+            if choice.step is None:
+                return 0
+            if choice.gives_up and error is not None:
+                raise error
+            try:
+                self._restored = load(
+                    self.path_of(choice.step),
+                    into=state,
+                    strict=strict,
+                    cast=cast,
+                    verify=verify,
+                    device=device,
+                    threads=self._options["threads"],
+                    timeout=self._timeout,
+                    group=self._group,
+                )
+            except (CorruptError, NotFoundError) as caught:
+                error = caught
+                tried.add(choice.step)
+                continue
+            self._replaced = set(choice.newer)
+            self._last_step = choice.step
+            return choice.step
+
+    def _choose(self, wish: Wish, error: Exception | None) -> Choice:
+        council = council_of(self._group, act="choose", timeout=self._timeout)
+        return agree_on_step(council, self._shelf, wish, error, self._retention.best)
+
+    @property
+    def restored(self) -> LoadReport | None:
+        """What the last `restore` did on this rank; its `metadata` is what the save was given."""
+        return self._restored
+
+    # Looking and tidying up
+
+    def steps(self) -> list[int]:
+        """The steps that can be restored: committed, and none of their files missing."""
+        return [one.step for one in read_steps(self._shelf) if one.condition == "committed"]
+
+    def latest(self) -> int | None:
+        """The newest step that can be restored."""
+        found = newest(read_steps(self._shelf))
+        return found.step if found else None
+
+    def best(self) -> int | None:
+        """The step with the best metric, as `keep_best` ranks them."""
+        return best_step(read_steps(self._shelf), self._retention.best)
+
+    def prune(
+        self, *, leftovers: bool = False, damaged: bool = False, dry_run: bool = False
+    ) -> RunPrune:
+        """Remove what the retention drops; the same report on all ranks. SPMD.
+
+        `leftovers=True` takes half-written checkpoints, too, and `damaged=True` those that cannot
+        be read; saves of this run that are under way are spared. Not while another job saves here.
+        """
+        return from_chair(
+            council_of(self._group, act="prune", timeout=self._timeout),
+            "prune",
+            lambda: self._prune(0.0 if leftovers else _ABANDONED_SECONDS, damaged, dry_run),
+            RunPrune,
+        )
+
+    def _prune(self, min_age: float, damaged: bool, dry_run: bool) -> RunPrune:
+        busy = {step for step, handle in self._handles.items() if not handle.done()}
+        return prune_run(
+            self._shelf,
+            self._retention,
+            spared=frozenset(busy | self._replaced),
+            leftover_seconds=min_age,
+            damaged=damaged,
+            dry_run=dry_run,
+        )
+
+    def _tidy(self) -> None:
+        """After a commit, on one rank. What cannot be removed must not make the save fail."""
+        if not self._is_chair:
+            return
+        try:
+            self._prune(_ABANDONED_SECONDS, damaged=False, dry_run=False)
+        except Exception as error:
+            _log.warning("old checkpoints in %s were not removed: %s", self._shelf.location, error)
+
+    # The end
+
+    def close(self) -> None:
+        """Wait for saves under way, and let go of signals. Raises the error of a failed save."""
+        try:
+            self.wait()
+        finally:
+            self._common.close()
+            if self._signals is not None:
+                self._signals.close()
+                self._signals = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except Exception as later:
+            # What ended the block counts; it must not be hidden by what followed from it.
+            _log.warning("a save failed, too: %s", later)

@@ -1,0 +1,78 @@
+"""Which checkpoints of a run may go? Pure: it looks at numbers and metrics alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shardkeep.errors import InvalidError
+
+Best = tuple[str, Literal["min", "max"], int]
+"""A metric, whether less or more of it is better, and how many to keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedStep:
+    """A committed checkpoint of a run."""
+
+    step: int
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What to keep: the union of all rules; without any rule, everything.
+
+    >>> rule = Retention(last=2, every=100)
+    >>> rule.dropped([SavedStep(step) for step in (100, 150, 200, 250, 300, 350)])
+    [150, 250]
+    """
+
+    last: int | None = None
+    every: int | None = None
+    best: Best | None = None
+
+    def __post_init__(self) -> None:
+        if self.last is not None and self.last < 1:
+            raise InvalidError(f"keep_last must be at least 1, got {self.last}")
+        if self.every is not None and self.every < 1:
+            raise InvalidError(f"keep_every must be at least 1, got {self.every}")
+        if self.best is not None:
+            _check_best(self.best)
+
+    def dropped(self, steps: Sequence[SavedStep]) -> list[int]:
+        """The steps that no rule keeps; the newest is always kept."""
+        if self.last is None and self.every is None and self.best is None:
+            return []
+        numbers = sorted(one.step for one in steps)
+        kept = set(numbers[-(self.last or 1) :])
+        if self.every is not None:
+            kept.update(number for number in numbers if number % self.every == 0)
+        if self.best is not None:
+            kept.update(ranked(steps, *self.best[:2])[: self.best[2]])
+        return [number for number in numbers if number not in kept]
+
+
+def _check_best(best: Best) -> None:
+    metric, order, count = best
+    if order not in ("min", "max") or count < 1:
+        raise InvalidError(
+            f"keep_best is (metric, 'min' or 'max', how many), got ({metric!r}, {order!r}, {count})"
+        )
+
+
+def ranked(steps: Sequence[SavedStep], metric: str, order: Literal["min", "max"]) -> list[int]:
+    """The steps that have the metric, best first; of equals the newer; never nan.
+
+    >>> ranked([SavedStep(1, {"loss": 2.0}), SavedStep(2, {"loss": 1.0})], "loss", "min")
+    [2, 1]
+    """
+    sign = 1 if order == "min" else -1
+    known = [
+        (sign * one.metrics[metric], -one.step)
+        for one in steps
+        if metric in one.metrics and not math.isnan(one.metrics[metric])
+    ]
+    return [-step for _, step in sorted(known)]

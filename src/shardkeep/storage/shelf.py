@@ -1,0 +1,97 @@
+"""Where do the checkpoints of a run stand? In a folder, one folder each.
+
+What is taken off the shelf is renamed first: from that moment nobody takes it for a checkpoint,
+and if removing it is broken off, the next sweep goes on with it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from shardkeep.errors import StorageError
+from shardkeep.storage.local import LocalStorage
+
+_REMOVED = ".removed-"
+
+
+class LocalShelf:
+    """The folder at `root`, which need not be there yet."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._root = Path(os.path.abspath(root))
+
+    @property
+    def location(self) -> str:
+        return str(self._root)
+
+    def path(self, name: str) -> Path:
+        """Where the checkpoint of this name is."""
+        return self._root / name
+
+    def names(self) -> list[str]:
+        """The names of all folders, in order; links and what was removed are left out."""
+        try:
+            with os.scandir(self._root) as entries:
+                return sorted(
+                    entry.name
+                    for entry in entries
+                    if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+                )
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise self._failure(error, "listing the run") from error
+
+    def open(self, name: str) -> LocalStorage:
+        """A checkpoint's storage, to be read; NotFoundError if it is not there."""
+        return LocalStorage(self.path(name))
+
+    def changed_at(self, name: str) -> float:
+        """When something in the folder last changed, in seconds since 1970; 0 if it is gone."""
+        times = [0.0]
+        with suppress(FileNotFoundError):
+            folder = self.path(name)
+            times.append(folder.stat().st_mtime)
+            for entry in os.scandir(folder):
+                with suppress(FileNotFoundError):
+                    times.append(entry.stat(follow_symlinks=False).st_mtime)
+        return max(times)
+
+    def remove(self, name: str) -> None:
+        """Take a checkpoint away, all at once, and free its space. Gone already: no matter."""
+        gone = self._root / f"{_REMOVED}{name}-{secrets.token_hex(4)}"
+        try:
+            self.path(name).rename(gone)
+            # Else a loss of power could bring the name back, with half of the files.
+            self._sync()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._failure(error, f"removing {name}") from error
+        _remove_folder(gone)
+
+    def sweep(self) -> None:
+        """Go on with removals that were broken off."""
+        with suppress(FileNotFoundError):
+            for entry in list(os.scandir(self._root)):
+                if entry.name.startswith(_REMOVED) and entry.is_dir(follow_symlinks=False):
+                    _remove_folder(Path(entry.path))
+
+    def _sync(self) -> None:
+        fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _failure(self, error: OSError, what: str) -> StorageError:
+        return StorageError(error.errno, f"{what}: {error.strerror}", self.location)
+
+
+def _remove_folder(folder: Path) -> None:
+    # Another process may be at the same folder; what cannot be removed now, a sweep removes.
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,62 @@
+"""How does a run stay tidy? Committed checkpoints go by rule, everything else only when told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from shardkeep.plan.retention import Retention
+from shardkeep.storage.shelf import LocalShelf
+from shardkeep.transfer.steps import StepRecord, read_steps
+
+
+class RunPrune(msgspec.Struct, frozen=True):
+    """What was removed of a run, or would be."""
+
+    steps: tuple[int, ...] = ()
+    """Committed checkpoints that no rule keeps."""
+    leftovers: tuple[int, ...] = ()
+    """Half-written ones."""
+    damaged: tuple[int, ...] = ()
+    nbytes: int = 0
+    """Of the committed ones."""
+
+
+def prune_run(
+    shelf: LocalShelf,
+    retention: Retention,
+    *,
+    spared: frozenset[int] = frozenset(),
+    leftover_seconds: float,
+    damaged: bool,
+    dry_run: bool,
+    now: Callable[[], float] = time.time,
+) -> RunPrune:
+    """Remove what may go. `spared` steps are neither removed nor counted.
+
+    Half-written ones go when nothing in them has changed for `leftover_seconds`. The newest
+    committed checkpoint always stays.
+    """
+    records = [one for one in read_steps(shelf) if one.step not in spared]
+    committed = {one.step: one for one in records if one.condition == "committed"}
+    dropped = retention.dropped([one.as_saved for one in committed.values()])
+    stale = [
+        one
+        for one in records
+        if one.condition == "half-written"
+        and now() - shelf.changed_at(one.name) >= leftover_seconds
+    ]
+    broken = [one for one in records if one.condition == "damaged"] if damaged else []
+    going: list[StepRecord] = [*(committed[step] for step in dropped), *stale, *broken]
+    if not dry_run:
+        shelf.sweep()
+        for record in going:
+            shelf.remove(record.name)
+    return RunPrune(
+        tuple(dropped),
+        tuple(one.step for one in stale),
+        tuple(one.step for one in broken),
+        sum(committed[step].nbytes for step in dropped),
+    )

@@ -1,0 +1,157 @@
+"""Which checkpoints has a run, and in which condition? Torch-free: tools list runs with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from shardkeep.errors import CorruptError, NotFoundError, ShardkeepError, StorageError
+from shardkeep.manifest import Manifest
+from shardkeep.plan.retention import SavedStep
+from shardkeep.storage.protocols import Storage
+from shardkeep.storage.shelf import LocalShelf
+from shardkeep.transfer.open_manifest import read_manifest
+
+_NAME = re.compile(r"step-(\d{8,18})")
+# Under this key of a checkpoint's metadata stands what the run says of it.
+RUN_KEY = "run"
+
+Condition = Literal["committed", "half-written", "damaged"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One checkpoint of a run.
+
+    `half-written`: a save was broken off, or is still under way. `damaged`: it was committed, but
+    its manifest cannot be read, or a file is missing or has another size; `problem` says which.
+    """
+
+    step: int
+    name: str
+    condition: Condition
+    problem: str = ""
+    save_id: str = ""
+    nbytes: int = 0
+    world: int = 0
+    saved_at: float = 0.0
+    """Seconds since 1970."""
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def as_saved(self) -> SavedStep:
+        return SavedStep(self.step, self.metrics)
+
+
+def step_name(step: int) -> str:
+    """The name of a step's folder.
+
+    >>> step_name(1200)
+    'step-00001200'
+    """
+    return f"step-{step:08d}"
+
+
+def parse_step(name: str) -> int | None:
+    """The step that a folder is of; None for any other folder.
+
+    >>> parse_step("step-00001200"), parse_step("logs"), parse_step("step-000000012")
+    (1200, None, None)
+    """
+    found = _NAME.fullmatch(name)
+    step = int(found[1]) if found else -1
+    return step if found and step_name(step) == name else None
+
+
+def read_steps(shelf: LocalShelf) -> list[StepRecord]:
+    """All checkpoints of the run, by step."""
+    found = [(step, name) for name in shelf.names() if (step := parse_step(name)) is not None]
+    records = [read_step(shelf, step, name) for step, name in sorted(found)]
+    return [record for record in records if record is not None]
+
+
+def read_step(shelf: LocalShelf, step: int, name: str) -> StepRecord | None:
+    """One checkpoint, its files looked at but not read; None if it has gone meanwhile."""
+    try:
+        with shelf.open(name) as storage:
+            manifest = read_manifest(storage)
+            problem = _missing_file(storage, manifest)
+    except NotFoundError:
+        return StepRecord(step, name, "half-written") if shelf.path(name).exists() else None
+    except StorageError:
+        raise
+    except ShardkeepError as error:
+        return StepRecord(step, name, "damaged", str(error))
+    if problem and not _still_there(shelf, name, manifest):
+        # Removed or replaced while it was looked at.
+        return read_step(shelf, step, name)
+    return _record(step, name, manifest, problem)
+
+
+def _still_there(shelf: LocalShelf, name: str, manifest: Manifest) -> bool:
+    try:
+        with shelf.open(name) as storage:
+            return read_manifest(storage).save_id == manifest.save_id
+    except (NotFoundError, CorruptError):
+        return False
+
+
+def _record(step: int, name: str, manifest: Manifest, problem: str) -> StepRecord:
+    said = manifest.metadata.get(RUN_KEY)
+    run = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+    return StepRecord(
+        step,
+        name,
+        "damaged" if problem else "committed",
+        problem,
+        manifest.save_id,
+        sum(file.nbytes for file in manifest.files),
+        manifest.world,
+        _number(run.get("saved_at")),
+        decode_metrics(run.get("metrics")),
+    )
+
+
+def _missing_file(storage: Storage, manifest: Manifest) -> str:
+    sizes = {entry.key: entry.nbytes for entry in storage.list()}
+    for index, record in enumerate(manifest.files):
+        name = manifest.file_name(index)
+        if name not in sizes:
+            return f"{name} is missing"
+        if sizes[name] != record.nbytes:
+            return f"{name} has {sizes[name]:,} bytes instead of {record.nbytes:,}"
+    return ""
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def encode_metrics(metrics: Mapping[str, Any]) -> dict[str, float | str]:
+    """Metrics as JSON has them: what is not finite becomes its name.
+
+    >>> encode_metrics({"loss": float("nan"), "accuracy": 1})
+    {'loss': 'nan', 'accuracy': 1.0}
+    """
+    numbers = {name: float(value) for name, value in metrics.items()}
+    return {
+        name: number if number - number == 0 else str(number) for name, number in numbers.items()
+    }
+
+
+def decode_metrics(said: object) -> dict[str, float]:
+    """What `encode_metrics` wrote; what is no number is left out."""
+    if not isinstance(said, dict):
+        return {}
+    found: dict[str, float] = {}
+    for name, value in cast("dict[str, object]", said).items():
+        if value in ("nan", "inf", "-inf") or isinstance(value, int | float):
+            found[name] = float(cast("Any", value))
+    return found
+
+
+def newest(records: Sequence[StepRecord]) -> StepRecord | None:
+    """The last committed one."""
+    return next((one for one in reversed(records) if one.condition == "committed"), None)
