@@ -176,6 +176,7 @@ if TYPE_CHECKING:
     )
     from shardkeep.transfer.retain import RunPrune as RunPrune
     from shardkeep.transfer.steps import StepRecord as StepRecord
+    from shardkeep.transfer.report import SaveReport as SaveReport
 else:
     __getattr__, __dir__, __all__ = lazy_exports(
         __name__,
@@ -214,6 +215,7 @@ else:
             "RngState": "shardkeep.state.rng",
             "RunPrune": "shardkeep.transfer.retain",
             "SaveExplanation": "shardkeep.transfer.explain",
+            "SaveReport": "shardkeep.transfer.report",
             "SaveResult": "shardkeep.checkpoint",
             "Shard": "shardkeep.sharded.shard",
             "ShardMetadata": "shardkeep.sharded.metadata",

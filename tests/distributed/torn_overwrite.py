@@ -297,6 +297,7 @@ class Campaign:
         with sk.open(self.path) as checkpoint:
             manifest = checkpoint.manifest
             listed = {manifest.file_name(index) for index in range(len(manifest.files))}
+            listed.add(f"{manifest.save_id}-report.json")
         left = [name for name in os.listdir(self.path) if name not in {*listed, "manifest.json"}]
         for name in left:
             (self.path / name).unlink()

@@ -281,8 +281,8 @@ def data_files(storage: Storage) -> dict[str, bytes]:
 
 
 def names(storage: Storage | str) -> list[str]:
-    """Everything that lies in a storage, temporary names among it."""
+    """What lies in a storage, temporary names among it; not the reports, which may be late."""
     if isinstance(storage, str):
         with LocalStorage(storage) as opened:
             return names(opened)
-    return [entry.key for entry in storage.list()]
+    return [entry.key for entry in storage.list() if not entry.key.endswith("-report.json")]

@@ -44,6 +44,8 @@ from shardkeep.manifest.names import (
     new_save_id as new_save_id,
     parse_chunk_name as parse_chunk_name,
     parse_file_name as parse_file_name,
+    parse_report_name as parse_report_name,
+    report_name as report_name,
 )
 from shardkeep.manifest.nodes import (
     SPARSE_PARTS as SPARSE_PARTS,

@@ -21,6 +21,7 @@ MANIFEST_NAME = "manifest.json"
 
 _SAVE_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _FILE = re.compile(r"([0-9a-f]{16})-([0-9]{5,10})-([0-9]{1,10})\.safetensors", re.ASCII)
+_REPORT = re.compile(r"([0-9a-f]{16})-report\.json", re.ASCII)
 
 
 class DataFile(NamedTuple):
@@ -70,6 +71,21 @@ def parse_file_name(name: str) -> DataFile | None:
     if found.rank >= MAX_RANKS or found.number >= MAX_NUMBER or file_name(*found) != name:
         return None
     return found
+
+
+def report_name(save_id: str) -> str:
+    """The name of what is kept of how the save went.
+
+    >>> report_name("0123456789abcdef")
+    '0123456789abcdef-report.json'
+    """
+    return f"{check_save_id(save_id)}-report.json"
+
+
+def parse_report_name(name: str) -> str | None:
+    """The save id, or None if `report_name` would not have written it."""
+    match = _REPORT.fullmatch(name)
+    return match[1] if match else None
 
 
 def chunk_name(key: str, box: Box, shape: Sequence[int]) -> str:

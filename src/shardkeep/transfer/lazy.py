@@ -33,6 +33,7 @@ from shardkeep.transfer.load import BIT_DTYPES, Want, fill
 from shardkeep.transfer.open_manifest import Headers, read_manifest
 from shardkeep.transfer.progress import Meter, Progress
 from shardkeep.transfer.read import Array, FileReads, Reader
+from shardkeep.transfer.report import SaveReport, read_report
 
 if TYPE_CHECKING:
     import torch
@@ -107,6 +108,10 @@ class Checkpoint(Mapping[str, "StoredTensor"]):
     def metadata(self) -> Mapping[str, Any]:
         """The user's own, given at the save."""
         return self.manifest.metadata
+
+    def report(self) -> SaveReport | None:
+        """How the save went, rank by rank; None if that was not kept."""
+        return read_report(self._storage, self.save_id)
 
     def __getitem__(self, key: str) -> StoredTensor:
         return StoredTensor(self, self.manifest.tensor(key))

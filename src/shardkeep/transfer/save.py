@@ -26,6 +26,7 @@ from shardkeep.manifest import (
     decode_manifest,
     encode_manifest,
     file_name,
+    report_name,
 )
 from shardkeep.plan.assign import plan_divisions
 from shardkeep.plan.divide import Chunk
@@ -52,6 +53,7 @@ from shardkeep.transfer.replicas import (
     divergence_error,
     find_divergence,
 )
+from shardkeep.transfer.report import RankTimes, make_report, write_report
 from shardkeep.transfer.sources import Sums, require_same_sources, sum_sources
 from shardkeep.transfer.write import Job, OutChunk, write_files
 
@@ -106,7 +108,7 @@ class _Wrote(msgspec.Struct):
     files: list[tuple[int, int, int, int]]
     replicas: list[tuple[str, str]]
     sources: dict[int, int]
-    host: str
+    times: RankTimes
 
 
 class _Outcome(msgspec.Struct):
@@ -239,7 +241,7 @@ class _Save:
             [(r.number, r.nbytes, r.header_nbytes, r.header_digest) for r in records],
             combine(shared),
             self._sum_sources(agreement),
-            socket.gethostname(),
+            self._times(records),
         )
         self.reported = True
         self.council.report("write", msgspec.json.encode(wrote))
@@ -256,6 +258,10 @@ class _Save:
             self.timings.seconds,
         )
 
+    def _times(self, records: Sequence[FileRecord]) -> RankTimes:
+        nbytes = sum(record.nbytes for record in records)
+        return RankTimes(socket.gethostname(), nbytes, dict(self.timings.seconds))
+
     def _sum_sources(self, agreement: Agreement) -> Sums:
         return sum_sources(
             agreement,
@@ -268,6 +274,7 @@ class _Save:
 
     def _chair_commit(self, agreement: Agreement) -> None:
         notes = self.council.collect("write")
+        start = self.timings.clock()
         wrote = {rank: msgspec.json.decode(note, type=_Wrote) for rank, note in notes.items()}
         differ = find_divergence({rank: one.replicas for rank, one in wrote.items()})
         if differ is not None:
@@ -278,7 +285,8 @@ class _Save:
             (FileRecord(rank, *file) for rank, one in wrote.items() for file in one.files),
             key=lambda record: (record.number, record.rank),
         )
-        hosts = {rank: one.host for rank, one in wrote.items()}
+        times = {rank: one.times for rank, one in wrote.items()}
+        hosts = {rank: one.host for rank, one in times.items()}
         require_visible(self.storage, agreement.save_id, records, hosts, self.council.me)
         manifest = encode_manifest(self._manifest(agreement, records))
         # Until told otherwise: Ctrl-C, too, may come after the manifest was put.
@@ -292,6 +300,8 @@ class _Save:
         self._remove_replaced()
         total = sum(record.nbytes for record in records)
         self.council.announce("write", msgspec.json.encode(_Outcome(total, [])))
+        spent = self.timings.clock() - start
+        write_report(self.storage, make_report(agreement.save_id, times, spent))
 
     def _manifest(self, agreement: Agreement, records: Sequence[FileRecord]) -> Manifest:
         settlement = self.planning.settlement
@@ -324,7 +334,7 @@ class _Save:
             # What was replaced was damaged: its files cannot be told, prune finds them.
             return
         names = [file_name(old.save_id, file.rank, file.number) for file in old.files]
-        remove_files(self.storage, names)
+        remove_files(self.storage, [*names, report_name(old.save_id)])
 
     def _explain(
         self, ranks: Sequence[int], shared: Mapping[tuple[int, ...], Mapping[str, int]]
