@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from shardkeep.errors import UnsupportedError
 from shardkeep.sharded.leaves import leaf_kind, local_tensors, with_local_tensors
+from shardkeep.state.copies import Copies
 from shardkeep.state.paths import Path, path_text
 from shardkeep.state.spans import (
     CompactCopy,
@@ -22,6 +23,7 @@ from shardkeep.state.spans import (
 from shardkeep.state.tree import Visit, leaves, map_tree
 
 _CPU = torch.device("cpu")
+_THREADS = 2
 _COMMON_DTYPES = frozenset(
     (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32)
 )
@@ -74,9 +76,11 @@ def _require_plain_memory(path: Path, part: torch.Tensor) -> None:
 
 def _mirror(parts: Sequence[torch.Tensor], allocate: Allocate, *, fill: bool) -> list[torch.Tensor]:
     twins: dict[int, torch.Tensor] = {}
+    copies = Copies(_THREADS) if fill else None
     for storage in _by_storage(parts).values():
-        twins.update(_mirror_storage(storage, allocate, fill=fill))
-    if fill:
+        twins.update(_mirror_storage(storage, allocate, copies))
+    if copies:
+        copies.run()
         _wait_for_copies(parts)
     return [twins[index] for index in range(len(parts))]
 
@@ -100,18 +104,19 @@ def _by_storage(parts: Sequence[torch.Tensor]) -> dict[object, dict[int, torch.T
 
 
 def _mirror_storage(
-    parts: dict[int, torch.Tensor], allocate: Allocate, *, fill: bool
+    parts: dict[int, torch.Tensor], allocate: Allocate, copies: Copies | None
 ) -> dict[int, torch.Tensor]:
-    """Twins of the tensors of one storage."""
+    """Twins of the tensors of one storage; to be filled by `copies` if there are any."""
     first = next(iter(parts.values()))
+    fill = copies is not None
     if first.numel() == 0 or (fill and first.is_meta):
         return {index: _without_buffer(part, fill=fill) for index, part in parts.items()}
     if len(parts) == 1 and _is_simple(first):
-        return {index: _packed(part, allocate, fill=fill) for index, part in parts.items()}
+        return {index: _packed(part, allocate, copies) for index, part in parts.items()}
     alone = _standing_alone(parts, fill=fill)
-    twins = {index: _packed(parts[index], allocate, fill=fill) for index in alone}
+    twins = {index: _packed(parts[index], allocate, copies) for index in alone}
     rest = {index: part for index, part in parts.items() if index not in alone}
-    return twins | _overlapping(rest, allocate, fill=fill)
+    return twins | _overlapping(rest, allocate, copies)
 
 
 def _standing_alone(parts: dict[int, torch.Tensor], *, fill: bool) -> list[int]:
@@ -137,34 +142,35 @@ def _is_simple(part: torch.Tensor) -> bool:
     return part.is_contiguous() and part.dtype in _COMMON_DTYPES
 
 
-def _packed(part: torch.Tensor, allocate: Allocate, *, fill: bool) -> torch.Tensor:
+def _packed(part: torch.Tensor, allocate: Allocate, copies: Copies | None) -> torch.Tensor:
     """A twin without gaps, its dims in the same order in memory."""
     contiguous = part.is_contiguous()
     strides = (part if contiguous else torch.empty_like(part, device="meta")).stride()
     twin = torch.empty(0, dtype=part.dtype)
     twin.set_(allocate(part.nbytes).untyped_storage(), 0, part.shape, strides)
-    return twin.copy_(part, non_blocking=True) if fill else twin
+    if copies is not None:
+        copies.add(twin, part)
+    return twin
 
 
 def _overlapping(
-    parts: dict[int, torch.Tensor], allocate: Allocate, *, fill: bool
+    parts: dict[int, torch.Tensor], allocate: Allocate, copies: Copies | None
 ) -> dict[int, torch.Tensor]:
     """Twins on one buffer that holds what these tensors of one storage use of it."""
     if not parts:
         return {}
     plan = plan_copy(_span(part) for part in parts.values())
     buffer = allocate(plan.nbytes)
-    if fill:
+    if copies is not None:
         source = next(iter(parts.values()))
         for run in plan.runs:
-            _copy_run(source, buffer, run)
+            copies.add(buffer.narrow(0, run.target_start, run.nbytes), _bytes_of(source, run))
     return {index: _view_like(part, buffer, plan) for index, part in parts.items()}
 
 
-def _copy_run(source: torch.Tensor, buffer: torch.Tensor, run: Run) -> None:
+def _bytes_of(source: torch.Tensor, run: Run) -> torch.Tensor:
     found = torch.empty(0, dtype=torch.uint8, device=source.device)
-    found.set_(source.untyped_storage(), run.start, (run.nbytes,), (1,))
-    buffer.narrow(0, run.target_start, run.nbytes).copy_(found, non_blocking=True)
+    return found.set_(source.untyped_storage(), run.start, (run.nbytes,), (1,))
 
 
 def _view_like(part: torch.Tensor, buffer: torch.Tensor, plan: CompactCopy) -> torch.Tensor:

@@ -60,7 +60,7 @@ def make_report(save_id: str, said: Mapping[int, RankTimes], commit_seconds: flo
 
 def write_report(storage: Storage, report: SaveReport) -> None:
     """Keep it if that is possible: the checkpoint stands without it."""
-    with suppress(OSError, ShardkeepError), storage.create(report_name(report.save_id)) as sink:
+    with suppress(Exception), storage.create(report_name(report.save_id)) as sink:
         sink.write(0, [msgspec.json.encode(report)])
 
 

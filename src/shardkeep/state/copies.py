@@ -1,0 +1,64 @@
+"""How are many tensors copied at the speed of the memory, not of one core?"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+# Below it, starting threads takes longer than they save.
+_WORTH_THREADS_NBYTES = 8 * 2**20
+_PIECE_NBYTES = 4 * 2**20
+
+
+class Copies:
+    """Copies that are noted first and then made together, by several threads."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._noted: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def add(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Fill `target` from `source`, of the same shape, when it comes to it."""
+        self._noted.append((target, source))
+
+    def run(self) -> None:
+        """Make all copies; what comes from accelerators may still be on its way."""
+        nbytes = sum(target.nbytes for target, _ in self._noted)
+        if self._threads == 1 or nbytes < _WORTH_THREADS_NBYTES:
+            for target, source in self._noted:
+                target.copy_(source, non_blocking=True)
+            return
+        pieces = [piece for target, source in self._noted for piece in _cut(target, source)]
+        shares = _shares(pieces, self._threads)
+        with ThreadPoolExecutor(self._threads, "shardkeep-copy") as pool:
+            list(pool.map(_copy, shares))
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def _copy(pairs: list[Pair]) -> None:
+    # Whether gradients are recorded is a matter of each thread.
+    with torch.no_grad():
+        for target, source in pairs:
+            target.copy_(source, non_blocking=True)
+
+
+def _cut(target: torch.Tensor, source: torch.Tensor) -> list[Pair]:
+    """A large pair in pieces, so that the threads get as much each."""
+    if target.nbytes <= _PIECE_NBYTES or not (target.is_contiguous() and source.is_contiguous()):
+        return [(target, source)]
+    count = _PIECE_NBYTES // target.itemsize
+    return list(zip(target.view(-1).split(count), source.view(-1).split(count), strict=True))
+
+
+def _shares(pairs: list[Pair], count: int) -> list[list[Pair]]:
+    """The pairs in runs of about as many bytes, one for each thread."""
+    fair = sum(target.nbytes for target, _ in pairs) / count
+    shares: list[list[Pair]] = [[] for _ in range(count)]
+    done = 0
+    for pair in pairs:
+        shares[min(count - 1, int(done / fair))].append(pair)
+        done += pair[0].nbytes
+    return shares
