@@ -31,15 +31,17 @@ lint: $(READY) ## style, format, types, and which folder may import which
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-bench: $(READY) ## time and memory, beside PyTorch's own functions and the raw limit (8 minutes)
+bench: $(READY) ## time and memory, beside PyTorch's own functions and the raw limit (an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.memory
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.planning
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.checkpoints
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.async_saves
 
 bench-quick: $(READY) ## the same with small states and few repetitions
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.memory --quick
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.planning --quick
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.checkpoints --quick
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.async_saves --quick
 
 torture: $(READY) ## property tests with many more examples, and tests marked `torture` (long)
 	SHARDKEEP_TORTURE=1 $(BIN)/python -m pytest tests -m "torture or hypothesis" \

@@ -246,15 +246,19 @@ def load(
     plain containers and tensors, and no other rank takes part. `keys` are glob patterns of dotted
     paths. Every byte is checked against its digest unless `verify=False`.
     """
-    where = torch.device(device) if device is not None else None
     if into is None:
         with _opened(path) as storage, Meter("loading", progress, show=True) as meter:
-            options = LoadOptions(keys, strict, cast, verify, threads, where, meter)
-            return build(storage, RankGroup.of().me, options)
+            options = LoadOptions(keys, strict, cast, verify, threads, _device(device), meter)
+            return build(storage, RankGroup.of(group).me, options)
     council = council_of(group, act="load", timeout=timeout)
     with Meter("loading", progress, show=council.me == council.chair) as meter:
-        options = LoadOptions(keys, strict, cast, verify, threads, where, meter)
+        with _told(council, "load"):
+            options = LoadOptions(keys, strict, cast, verify, threads, _device(device), meter)
         return restore(lambda: _opened(path), into, council, options)
+
+
+def _device(device: torch.device | str | None) -> torch.device | None:
+    return torch.device(device) if device is not None else None
 
 
 def open(path: Path, *, threads: int = THREADS) -> Checkpoint:
