@@ -127,20 +127,23 @@ class Reader:
         return buffer[:nbytes]
 
     def _check(self, file: OpenFile, start: int, data: Array) -> None:
-        """Compare the digest of every block of `data`, which starts at a block's first byte."""
-        if not self._verify:
-            return
-        size, number = file.block_nbytes, (start - file.data_start) // file.block_nbytes
-        for at in range(0, len(data), size):
-            block = data[at : at + size]
-            if xxhash.xxh3_64_intdigest(block.data) != file.digests[number]:
-                first = start + at
-                names = file.name_bytes(first, first + len(block))
-                raise CorruptError(
-                    f"{file.name}: bytes {first} to {first + len(block)} are not what was written "
-                    f"({names}); take another copy of the checkpoint or an earlier step"
-                )
-            number += 1
+        if self._verify:
+            require_blocks(file, start, data.data)
+
+
+def require_blocks(file: OpenFile, start: int, data: memoryview) -> None:
+    """Compare the digest of every block of `data`, which starts at a block's first byte."""
+    size, number = file.block_nbytes, (start - file.data_start) // file.block_nbytes
+    for at in range(0, len(data), size):
+        block = data[at : at + size]
+        if xxhash.xxh3_64_intdigest(block) != file.digests[number]:
+            first = start + at
+            names = file.name_bytes(first, first + len(block))
+            raise CorruptError(
+                f"{file.name}: bytes {first} to {first + len(block)} are not what was written "
+                f"({names}); take another copy of the checkpoint or an earlier step"
+            )
+        number += 1
 
 
 def _steps(file: OpenFile, start: int, stop: int) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,5 @@
+"""`python -m shardkeep`: the command line."""
+
+from shardkeep.cli import main
+
+main()
