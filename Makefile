@@ -19,8 +19,8 @@ READY := $(VENV)/.shardkeep-ready
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## four processes make, reshard and gather a sharded tensor
-	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4 examples/reshard_demo.py
+demo: $(READY) ## train, kill a worker, resume on other processes, compare the losses (2 minutes)
+	$(BIN)/python examples/demo.py
 
 test: $(READY) ## all tests and the examples in docstrings
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 import torch
 
 from shardkeep.checkpoint import THREADS, TIMEOUT, SaveResult, begin_save, load, save
-from shardkeep.errors import CorruptError, InvalidError, NotFoundError
+from shardkeep.errors import DeadlineError, InvalidError
 from shardkeep.manifest import Json
 from shardkeep.plan.retention import Best, Retention
 from shardkeep.ranks import RankGroup
@@ -21,7 +21,7 @@ from shardkeep.storage.shelf import LocalShelf
 from shardkeep.transfer.background import Handle
 from shardkeep.transfer.choose import Choice, OnDamage, Wish, agree_on_step, best_step
 from shardkeep.transfer.common_step import CommonStep, SoloStep
-from shardkeep.transfer.groups import chair_of, common_step, council_of, from_chair
+from shardkeep.transfer.groups import chair_of, common_step, council_of, from_chair, told
 from shardkeep.transfer.replicas import CheckReplicas
 from shardkeep.transfer.restore import LoadReport
 from shardkeep.transfer.retain import RunPrune, prune_run
@@ -81,9 +81,10 @@ class Checkpointer:
             "threads": threads,
             "group": group,
         }
-        self._replaced: set[int] = set()
-        """Steps of an earlier attempt, beyond the one that this run went on from."""
-        self._handles: dict[int, Handle[SaveResult]] = {}
+        self._left_behind: dict[int, str] = {}
+        """Steps of an earlier attempt, beyond the one that this run went on from; save ids."""
+        self._handles: list[tuple[int, Handle[SaveResult]]] = []
+        """Saves that are under way or have failed."""
         self._last_step: int | None = None
         self._last_time = time.monotonic()
         self._stopping = False
@@ -122,7 +123,7 @@ class Checkpointer:
         self.wait()
         result = save(state, self.path_of(step), **self._arguments(step, metrics, metadata))
         self._saved(step)
-        self._tidy()
+        self._tidy(step)
         return result
 
     def save_async(
@@ -137,19 +138,27 @@ class Checkpointer:
         handle = begin_save(
             state,
             self.path_of(step),
-            after=lambda _: self._tidy(),
+            after=lambda _: self._tidy(step),
             **self._arguments(step, metrics, metadata),
         )
-        self._handles = {n: h for n, h in self._handles.items() if not h.done()} | {step: handle}
+        self._handles = [*self._open_handles(), (step, handle)]
         self._saved(step)
         return handle
+
+    def _open_handles(self) -> list[tuple[int, Handle[SaveResult]]]:
+        return [(n, h) for n, h in self._handles if not h.done() or h.has_failed()]
 
     def should_save(self, step: int) -> bool:
         """Whether a checkpoint is due after `step`: the same answer on all ranks.
 
         Call it once after each step, on every rank.
         """
-        return self._due(step) is not None
+        reasons = self._common_reasons()
+        if reasons and reasons != [_TIMER] and self._is_chair:
+            _log.warning("%s: saving a checkpoint at step %d", ", ".join(reasons), step)
+        self._stopping = self._stopping or SAVE_AND_STOP.name in reasons
+        is_due = self._every_steps is not None and step % self._every_steps == 0
+        return is_due or bool(reasons)
 
     def maybe_save(
         self,
@@ -163,30 +172,18 @@ class Checkpointer:
 
         Call it once after each step, on every rank, and leave the loop when `stopping` is true.
         """
-        reason = self._due(step)
-        if reason is None:
+        if not self.should_save(step):
             return None
-        if reason == SAVE_AND_STOP.name:
-            self._stopping = True
         if self._last_step == step:
-            return self._handles.get(step)
+            return next((handle for number, handle in self._handles if number == step), None)
         if self._background and not self._stopping:
             return self.save_async(step, state, metrics=metrics, metadata=metadata)
         return self.save(step, state, metrics=metrics, metadata=metadata)
 
-    def _due(self, step: int) -> str | None:
-        if isinstance(self._common, SoloStep):
-            reason = self._look()
-            if reason is not None:
-                self._common.ask(reason)
-        reason = self._common.decide()
-        if reason is not None:
-            if reason != _TIMER:
-                _log.warning("%s: saving a checkpoint at step %d", reason, step)
-            return reason
-        if self._every_steps is not None and step % self._every_steps == 0:
-            return "step"
-        return None
+    def _common_reasons(self) -> list[str]:
+        while isinstance(self._common, SoloStep) and (reason := self._look()) is not None:
+            self._common.ask(reason)
+        return list(self._common.decide())
 
     def _look(self) -> str | None:
         """What asks for a checkpoint now, on this rank."""
@@ -201,30 +198,40 @@ class Checkpointer:
     def _arguments(
         self, step: int, metrics: Mapping[str, Any] | None, metadata: Mapping[str, Json] | None
     ) -> dict[str, Any]:
-        if step < 0:
-            raise InvalidError(f"a step is 0 or more, got {step}")
-        if RUN_KEY in (metadata or {}):
-            raise InvalidError(f"metadata has the key {RUN_KEY!r}, which says what the run knows")
-        run = {"step": step, "saved_at": time.time(), "metrics": encode_metrics(metrics or {})}
+        with told(self._group, act="save", timeout=self._timeout):
+            if RUN_KEY in (metadata or {}):
+                raise InvalidError(f"the key {RUN_KEY!r} of the metadata is the run's own")
+            left = {str(n): save_id for n, save_id in self._left_behind.items() if n > step}
+            run = {
+                "step": step,
+                "saved_at": time.time(),
+                "metrics": encode_metrics(metrics or {}),
+                "left_behind": left,
+            }
         return {
             **self._options,
-            "overwrite": self._overwrite or step in self._replaced,
+            "overwrite": self._overwrite or step in self._left_behind,
             "metadata": {**(metadata or {}), RUN_KEY: run},
         }
 
     def _saved(self, step: int) -> None:
         self._last_step = step
         self._last_time = time.monotonic()
-        self._replaced.discard(step)
+        self._left_behind = {n: s for n, s in self._left_behind.items() if n != step}
 
     def wait(self) -> None:
-        """Return when every save that was begun is committed; raises the error of one that failed.
+        """Return when every save that was begun is over; raises the error that nobody has seen yet.
 
         What the retention drops is gone by then.
         """
-        handles, self._handles = self._handles, {}
-        for handle in handles.values():
-            handle.result()
+        handles, self._handles = self._handles, []
+        for _, handle in handles:
+            handle.wait()
+        errors = [error for _, handle in handles if (error := handle.unseen_error()) is not None]
+        if errors:
+            for later in errors[1:]:
+                errors[0].add_note(f"A later save failed, too: {later}")
+            raise errors[0]
 
     # Restoring
 
@@ -245,16 +252,14 @@ class Checkpointer:
         `on_damage="fallback"`: then the one before is taken, with a warning.
         """
         self.wait()
-        tried: set[int] = set()
-        error: Exception | None = None
+        wish, said = Wish(step, on_damage), set[str]()
         while True:
-            choice = self._choose(Wish(step, on_damage, tuple(tried)), error)
-            for text in choice.warnings if self._is_chair else ():
-                _log.warning("%s", text)
+            choice = self._choose(wish)
+            self._warn(choice, said)
             if choice.step is None:
                 return 0
-            if choice.gives_up and error is not None:
-                raise error
+            if choice.gives_up and wish.last_error is not None:
+                raise wish.last_error
             try:
                 self._restored = load(
                     self.path_of(choice.step),
@@ -267,17 +272,25 @@ class Checkpointer:
                     timeout=self._timeout,
                     group=self._group,
                 )
-            except (CorruptError, NotFoundError) as caught:
-                error = caught
-                tried.add(choice.step)
+            except DeadlineError:
+                raise
+            except Exception as error:
+                # Another rank may have failed otherwise: what follows, they find out together.
+                wish = wish.after(choice.step, error)
                 continue
-            self._replaced = set(choice.newer)
+            self._left_behind = choice.newer
             self._last_step = choice.step
             return choice.step
 
-    def _choose(self, wish: Wish, error: Exception | None) -> Choice:
+    def _choose(self, wish: Wish) -> Choice:
         council = council_of(self._group, act="choose", timeout=self._timeout)
-        return agree_on_step(council, self._shelf, wish, error, self._retention.best)
+        return agree_on_step(council, self._shelf, wish, self._retention.best)
+
+    def _warn(self, choice: Choice, said: set[str]) -> None:
+        for text in choice.warnings:
+            if self._is_chair and text not in said:
+                _log.warning("%s", text)
+            said.add(text)
 
     @property
     def restored(self) -> LoadReport | None:
@@ -291,7 +304,7 @@ class Checkpointer:
         return [one.step for one in read_steps(self._shelf) if one.condition == "committed"]
 
     def latest(self) -> int | None:
-        """The newest step that can be restored."""
+        """The newest step that can be restored, and that the run has not left behind."""
         found = newest(read_steps(self._shelf))
         return found.step if found else None
 
@@ -310,27 +323,30 @@ class Checkpointer:
         return from_chair(
             council_of(self._group, act="prune", timeout=self._timeout),
             "prune",
-            lambda: self._prune(0.0 if leftovers else _ABANDONED_SECONDS, damaged, dry_run),
+            lambda: self._prune(0.0 if leftovers else _ABANDONED_SECONDS, damaged, dry_run, None),
             RunPrune,
         )
 
-    def _prune(self, min_age: float, damaged: bool, dry_run: bool) -> RunPrune:
-        busy = {step for step, handle in self._handles.items() if not handle.done()}
+    def _prune(
+        self, min_age: float, damaged: bool, dry_run: bool, just_saved: int | None
+    ) -> RunPrune:
+        busy = {step for step, handle in self._handles if not handle.done()} - {just_saved}
         return prune_run(
             self._shelf,
             self._retention,
-            spared=frozenset(busy | self._replaced),
+            spared=frozenset(busy | self._left_behind.keys()),
+            just_saved=just_saved,
             leftover_seconds=min_age,
             damaged=damaged,
             dry_run=dry_run,
         )
 
-    def _tidy(self) -> None:
+    def _tidy(self, just_saved: int) -> None:
         """After a commit, on one rank. What cannot be removed must not make the save fail."""
         if not self._is_chair:
             return
         try:
-            self._prune(_ABANDONED_SECONDS, damaged=False, dry_run=False)
+            self._prune(_ABANDONED_SECONDS, False, False, just_saved)
         except Exception as error:
             _log.warning("old checkpoints in %s were not removed: %s", self._shelf.location, error)
 

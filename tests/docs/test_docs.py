@@ -88,29 +88,6 @@ def run_torchrun(script: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.distributed
-@pytest.mark.xdist_group("distributed")
-def test_the_demo_matches_and_its_picture_is_up_to_date():
-    printed = run_torchrun(ROOT / "examples" / "reshard_demo.py")
-
-    assert re.fullmatch(r"All [\d,]+ values .* matched\.", printed.splitlines()[-1])
-    assert all(len(line) <= 80 for line in printed.splitlines())
-    # Written anew by: torchrun --standalone --nproc-per-node 4 docs/draw_demo.py
-    assert letters(printed) in letters(text_of_svg(ROOT / "docs" / "demo.svg"))
-
-
-def text_of_svg(path: Path) -> str:
-    from xml.etree import ElementTree
-
-    texts = ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")
-    return "".join(text.text or "" for text in texts)
-
-
-def letters(text: str) -> str:
-    """The text without its white space."""
-    return "".join(text.split())
-
-
 def test_every_public_name_is_in_the_docs():
     text = "\n".join((ROOT / page).read_text() for page in PAGES)
     missing = [name for name in vars(shardkeep)["__all__"] if not re.search(rf"\b{name}\b", text)]

@@ -56,11 +56,8 @@ class Retention:
 
 
 def _check_best(best: Best) -> None:
-    metric, order, count = best
-    if order not in ("min", "max") or count < 1:
-        raise InvalidError(
-            f"keep_best is (metric, 'min' or 'max', how many), got ({metric!r}, {order!r}, {count})"
-        )
+    if len(best) != 3 or best[1] not in ("min", "max") or best[2] < 1:
+        raise InvalidError(f"keep_best is (metric, 'min' or 'max', how many), got {best!r}")
 
 
 def ranked(steps: Sequence[SavedStep], metric: str, order: Literal["min", "max"]) -> list[int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -115,7 +115,7 @@ class _LiveStateful:
     def wanted(self, stored: Stored) -> Any:
         return like_stored(stored, self.kept())
 
-    def give(self, state: Any, news: Mapping[Path, Any]) -> None:
+    def give(self, state: Any, loaded: Set[Path]) -> None:
         self.stateful.load_state_dict(state)
 
 
@@ -136,17 +136,17 @@ class _LiveParts:
         self._wanted = [member.wanted(stored) for member in self.members]
         return _united(self._wanted, self.path)
 
-    def give(self, state: Any, news: Mapping[Path, Any]) -> None:
+    def give(self, state: Any, loaded: Set[Path]) -> None:
         for member, wanted in zip(self.members, self._wanted, strict=True):
             own = {path for path, _ in leaves(wanted)}
-            mine = {path: value for path, value in news.items() if path in own}
-            member.give(_part(state, wanted), mine)
+            member.give(_part(state, wanted), own & loaded)
 
 
 def _part(state: Any, wanted: Any) -> Any:
     """What of a united state one of the parts wanted."""
     if isinstance(wanted, dict):
-        return {key: _part(state[key], below) for key, below in wanted.items()}
+        tree = cast("dict[Any, Any]", wanted)
+        return {key: _part(state[key], below) for key, below in tree.items()}
     return state
 
 

@@ -7,12 +7,13 @@ it out anew, among as many ranks as there are then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 
 from shardkeep.errors import ConflictError, InvalidError
+from shardkeep.manifest import ListNode, Node, ValueNode
 from shardkeep.ranks import RankGroup
 from shardkeep.state.keeping import PerRank
 from shardkeep.state.live import Merged, Stored
@@ -51,7 +52,7 @@ class DataCursor:
         self.rank = group.my_index if rank is None else rank
         self.world = group.size if world is None else world
         if size < 0 or not 0 <= self.rank < self.world:
-            raise InvalidError(f"no rank {rank} of {world} with {size} samples")
+            raise InvalidError(f"no rank {self.rank} of {self.world} with {size} samples")
         self.size = size
         self.seed = seed
         self.shuffle = shuffle
@@ -77,9 +78,9 @@ class DataCursor:
 
     def take(self, count: int) -> list[int]:
         """The next samples of this rank, which count as seen; fewer at the end of the epoch."""
-        found = self._samples(self._taken, min(count, self.remaining))
-        self._taken += len(found)
-        return found
+        start, count = self._taken, min(count, self.remaining)
+        self.advance(count)
+        return self._samples(start, count)
 
     def advance(self, count: int) -> None:
         """Count samples as seen that were read from `upcoming`."""
@@ -88,8 +89,10 @@ class DataCursor:
         self._taken += count
 
     def upcoming(self) -> Iterator[int]:
-        """The rest of this rank's samples, none of them counted as seen: for a loader that reads
-        ahead. Call `advance` for what the training has used."""
+        """The rest of this rank's samples, none of them counted as seen.
+
+        For a loader that reads ahead; call `advance` for what the training has used.
+        """
         at, stop = self._taken, self._taken + self.remaining
         while at < stop:
             found = self._samples(at, min(_AHEAD, stop - at))
@@ -130,30 +133,26 @@ class DataCursor:
         }
 
     def wanted(self, stored: Stored) -> dict[str, Any]:
+        size = _value(stored.at("size").node)
+        if size not in (None, self.size):
+            raise ConflictError(
+                f"the data had {size:,} samples when the run was saved and has {self.size:,} now: "
+                "positions in one are none in the other"
+            )
         names = ("size", "seed", "shuffle", "epoch", "world", "tail")
         holes = stored.at("holes").node
-        count = len(getattr(holes, "items", ()))
+        world = _value(stored.at("world").node)
         return {
             **dict.fromkeys(names),
-            "holes": [None] * count,
-            "taken": Merged(_merge_counts),
+            "holes": [None] * (len(holes.items) if isinstance(holes, ListNode) else 0),
+            "taken": Merged(lambda said: merge_counts(said, world)),
         }
 
-    def give(self, state: Mapping[str, Any], news: Mapping[Path, Any]) -> None:
-        if state["size"] != self.size:
-            raise ConflictError(
-                f"the data had {state['size']:,} samples when the run was saved and has "
-                f"{self.size:,} now: positions in one are none in the other"
-            )
+    def give(self, state: Mapping[str, Any], loaded: Set[Path]) -> None:
         self.seed, self.shuffle = state["seed"], state["shuffle"]
         self.epoch = state["epoch"]
         self._start(state["holes"], state["tail"])
-        counts: list[int] = state["taken"]
-        if len(counts) != state["world"]:
-            raise ConflictError(
-                f"the data was dealt out to {state['world']} ranks, of which {len(counts)} saved"
-            )
-        self._start(*self._rest(counts))
+        self._start(*self._rest(state["taken"]))
 
     def _rest(self, counts: Sequence[int]) -> tuple[list[int], int]:
         """What no rank has taken: positions before the last that one has, and the rest."""
@@ -170,7 +169,11 @@ class DataCursor:
         return [*holes, *self._holes[seen:]], self._tail + max(0, seen - len(self._holes))
 
 
-def _merge_counts(said: Sequence[Sequence[int]]) -> list[int]:
+def _value(node: Node | None) -> Any:
+    return node.value if isinstance(node, ValueNode) else None
+
+
+def merge_counts(said: Sequence[Sequence[int]], world: int) -> list[int]:
     """How many samples each data-parallel rank has taken, of what each process said."""
     taken: dict[int, int] = {}
     for rank, count in said:
@@ -179,8 +182,9 @@ def _merge_counts(said: Sequence[Sequence[int]]) -> list[int]:
                 f"processes of data-parallel rank {rank} have taken {taken[rank]} and {count} "
                 "samples: they must take the same"
             )
-    if sorted(taken) != list(range(len(taken))):
+    if sorted(taken) != list(range(world)):
         raise ConflictError(
-            f"the positions of data-parallel ranks {sorted(taken)} do not belong together"
+            f"the data was dealt out to {world} data-parallel ranks, but those that saved are "
+            f"{sorted(taken)}: give each process its rank= and the same world="
         )
-    return [taken[rank] for rank in range(len(taken))]
+    return [taken[rank] for rank in range(world)]

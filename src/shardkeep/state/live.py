@@ -7,7 +7,7 @@ live object changes its structure, only the memory of tensors that it already ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
@@ -37,7 +37,7 @@ class Stored:
     """How many ranks saved it."""
     me: int
 
-    def at(self, *keys: str | int) -> Stored:
+    def at(self, *keys: Hashable) -> Stored:
         """What is stored further down."""
         node = self.node
         for key in keys:
@@ -50,7 +50,7 @@ class Stored:
         return dict(self.node.items) if isinstance(self.node, DictNode) else {}
 
 
-def _child(node: Node | None, key: str | int) -> Node | None:
+def _child(node: Node | None, key: Hashable) -> Node | None:
     if isinstance(node, DictNode):
         return next((child for name, child in node.items if name == key), None)
     if isinstance(node, ListNode | TupleNode) and isinstance(key, int):
@@ -94,8 +94,8 @@ class Live(Protocol):
         """
         ...
 
-    def give(self, state: Any, news: Mapping[Path, Any]) -> None:
-        """Take what was `wanted`, now filled. `news` are the leaves that were replaced."""
+    def give(self, state: Any, loaded: Set[Path]) -> None:
+        """Take what was `wanted`, now filled at the places that are `loaded`."""
         ...
 
 

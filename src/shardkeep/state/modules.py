@@ -6,15 +6,17 @@ DistributedDataParallel, torch.compile or activation checkpointing loads without
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from shardkeep.errors import ConflictError
+from shardkeep.sharded.leaves import is_on_meta, leaf_kind
+from shardkeep.state.like_stored import like_stored
 from shardkeep.state.live import Stored
 from shardkeep.state.paths import Path
 
@@ -45,15 +47,22 @@ def plain_name(module: nn.Module, name: str) -> str:
             wrapped = _wrapped(here)
         if wrapped is None:
             found.append(part)
-        here = here._modules.get(part) if here is not None else None
+        here = _children(here).get(part) if here is not None else None
     return ".".join(found)
 
 
 def _wrapped(module: nn.Module | None) -> tuple[str, nn.Module] | None:
     """The name and the module that a wrapper wraps; None if this is no wrapper."""
-    name = _WRAPPED.get(type(module).__name__)
-    inner = module._modules.get(name) if module is not None and name is not None else None
+    # Base classes as well: FSDP2 makes a class of its own of each that it is applied to.
+    kinds = (_WRAPPED.get(kind.__name__) for kind in type(module).__mro__)
+    name = next((name for name in kinds if name is not None), None)
+    inner = _children(module).get(name) if module is not None and name is not None else None
     return (name, inner) if name is not None and inner is not None else None
+
+
+def _children(module: nn.Module) -> Mapping[str, nn.Module | None]:
+    # Not named_children(), which leaves out what is there twice.
+    return cast("Any", module)._modules
 
 
 def parameter_names(module: nn.Module) -> dict[nn.Parameter, list[str]]:
@@ -72,38 +81,53 @@ class LiveModule:
     is_divisible: bool = True
 
     def kept(self) -> dict[str, Any]:
-        return {plain: value for plain, (_, value) in self._state().items()}
+        state = self.module.state_dict()
+        return {plain: state[name] for plain, name in self._names(state).items()}
 
     def wanted(self, stored: Stored) -> dict[str, Any]:
-        # Aliases of the module's own memory, which the load fills.
-        return self.kept()
+        """Aliases of the module's own memory, and extra state as the checkpoint has it."""
+        return {
+            plain: like_stored(at, value)
+            if _is_extra(plain, value) and (at := stored.at(plain)).node is not None
+            else value
+            for plain, value in self.kept().items()
+        }
 
-    def give(self, state: Any, news: Mapping[Path, Any]) -> None:
-        """Parameters and buffers were filled where they are; only what had no memory is new."""
-        if not news:
-            return
-        names = {plain: name for plain, (name, _) in self._state().items()}
-        full = {name: state[plain] for plain, name in names.items()}
-        assign = any(isinstance(new, torch.Tensor) for new in news.values())
-        with _same_parameters():
-            self.module.load_state_dict(full, assign=assign)
+    def give(self, state: Any, loaded: Set[Path]) -> None:
+        """Tensors were filled where they are; what had no memory, and extra state, is new."""
+        full = self.module.state_dict()
+        names = {path[0] for path in loaded}
+        for plain, name in self._names(full).items():
+            old = full[name]
+            if plain in names and (_is_extra(plain, old) or is_on_meta(old)):
+                full[name] = state[plain]
+            else:
+                del full[name]
+        if full:
+            with _same_parameters():
+                self.module.load_state_dict(full, strict=False, assign=True)
 
-    def _state(self) -> dict[str, tuple[str, Any]]:
-        """By name without wrappers: the name with them, and the value."""
-        found: dict[str, tuple[str, Any]] = {}
-        for name, value in self.module.state_dict().items():
+    def _names(self, state: Mapping[str, Any]) -> dict[str, str]:
+        """The names of a state dict by those without wrappers."""
+        found: dict[str, str] = {}
+        for name in state:
             plain = plain_name(self.module, name)
             if plain in found:
                 raise ConflictError(
-                    f"{found[plain][0]!r} and {name!r} are both called {plain!r} without the "
+                    f"{found[plain]!r} and {name!r} are both called {plain!r} without the "
                     "wrappers: rename one of the modules"
                 )
-            found[plain] = name, value
+            found[plain] = name
         return found
 
 
+def _is_extra(plain: str, value: Any) -> bool:
+    """Whether it is what a module makes for its state dict, rather than a parameter or buffer."""
+    return plain.split(".")[-1] == "_extra_state" or leaf_kind(value) is None
+
+
 @contextmanager
-def _same_parameters() -> Iterator[None]:
+def _same_parameters() -> Generator[None]:
     """Parameters that get memory stay the objects that they are: optimizers hold on to them."""
     future: Any = torch.__future__
     before: bool = future.get_swap_module_params_on_conversion()

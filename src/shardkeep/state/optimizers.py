@@ -11,7 +11,7 @@ that the optimizer makes only at its first step, it is made before the load.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,15 +20,17 @@ import xxhash
 from torch import nn
 
 from shardkeep.errors import ConflictError, InvalidError
-from shardkeep.manifest import Node, TensorNode, TensorRecord
+from shardkeep.manifest import DictNode, Node, TensorNode, TensorRecord
 from shardkeep.sharded.leaves import leaf_kind
+from shardkeep.state.building import build_state
 from shardkeep.state.dtypes import TORCH_DTYPES
 from shardkeep.state.like_stored import like_stored
 from shardkeep.state.live import Stored
 from shardkeep.state.paths import Path
 
-# How to compute, not what: a matter of the machine that the optimizer runs on.
-_OWN_OPTIONS = ("foreach", "fused", "capturable", "differentiable")
+# Which parameters, which is kept by name; and how to compute, not what: a matter of the machine
+# that the optimizer runs on.
+_OWN_OPTIONS = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
 
 Names = Mapping[nn.Parameter, Sequence[str]]
 """Every name of each parameter of the modules in the tree."""
@@ -47,8 +49,8 @@ class LiveOptimizer:
         parameters = self._parameters()
         groups: dict[str, dict[str, Any]] = {}
         params: dict[str, str] = {}
-        for group, saved in zip(self.optimizer.param_groups, raw["param_groups"], strict=True):
-            options = _options(saved)
+        for group in self.optimizer.param_groups:
+            options = _options(group)
             digest = _digest(options)
             groups[digest] = options
             params.update({self._name(parameter): digest for parameter in group["params"]})
@@ -57,6 +59,7 @@ class LiveOptimizer:
         return {"state": state, "params": params, "groups": groups, **rest}
 
     def wanted(self, stored: Stored) -> dict[str, Any]:
+        self._require_options(stored)
         raw = self.optimizer.state_dict()
         index_of = {parameter: index for index, parameter in enumerate(self._parameters())}
         state: dict[str, Any] = {}
@@ -73,14 +76,14 @@ class LiveOptimizer:
                     # Nothing was saved of the parameter: what there is of it stays.
                     state[name] = known
         rest = {
-            key: like_stored(stored.at(key), raw.get(key))
+            str(key): like_stored(stored.at(key), raw.get(str(key)))
             for key in stored.items
             if key not in ("state", "params", "groups")
         }
         groups = like_stored(stored.at("groups"), None) or {}
         return {"state": state, "params": params, "groups": groups, **rest}
 
-    def give(self, state: Any, news: Mapping[Path, Any]) -> None:
+    def give(self, state: Any, loaded: Set[Path]) -> None:
         by_name = {
             name: parameter
             for parameter in self._parameters()
@@ -110,8 +113,14 @@ class LiveOptimizer:
                 # An empty group has no name to go by: the first takes the first, and so on.
                 options = unused[min(empty, len(unused) - 1)] if unused else {}
                 empty += 1
-            news = {key: value for key, value in options.items() if key not in _OWN_OPTIONS}
+            news = {key: _like_own(own.get(key), value) for key, value in options.items()}
             yield {**own, **news, "params": [index_of[p] for p in group["params"]]}
+
+    def _require_options(self, stored: Stored) -> None:
+        """Raise, before anything is read, if a group holds what was saved with other options."""
+        saved = {key: _values(stored.at(key).node) for key in ("params", "groups")}
+        for number, group in enumerate(self.optimizer.param_groups):
+            self._options_for(group["params"], saved, number)
 
     def _options_for(
         self, parameters: Sequence[nn.Parameter], state: Any, number: int
@@ -160,50 +169,66 @@ class LiveOptimizer:
         return next((name for name in names if name in known), names[0])
 
 
+def _values(node: Node | None) -> dict[str, Any]:
+    """What is stored in a dict without tensors."""
+    return build_state(node, _no_tensor, str) if isinstance(node, DictNode) else {}
+
+
+def _no_tensor(number: int) -> torch.Tensor:
+    raise ConflictError("the options of an optimizer hold a tensor: saved by something else?")
+
+
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+    """As values: whether a learning rate is a number or a tensor is the optimizer's own matter."""
+    return {
+        key: value.tolist() if isinstance(value, torch.Tensor) else value
+        for key, value in group.items()
+        if key not in _OWN_OPTIONS
+    }
+
+
+def _like_own(own: Any, value: Any) -> Any:
+    """An option's value in the form that the optimizer has it: a tensor of its own, or as it is."""
+    if not isinstance(own, torch.Tensor):
+        return value
+    return torch.tensor(value, dtype=own.dtype, device=own.device)
 
 
 def _digest(options: Mapping[str, Any]) -> str:
     """The same on all ranks whose groups have the same options."""
-    plain = {
-        key: value.tolist() if isinstance(value, torch.Tensor) else value
-        for key, value in sorted(options.items())
-    }
-    return xxhash.xxh3_64_hexdigest(repr(plain).encode())
+    return xxhash.xxh3_64_hexdigest(repr(sorted(options.items())).encode())
 
 
 def _state_of(
-    parameter: nn.Parameter, known: Mapping[str, Any], stored: Stored, group: Mapping[str, Any]
+    parameter: nn.Parameter, known: Mapping[Any, Any], stored: Stored, group: Mapping[str, Any]
 ) -> Any:
     """What to fill for one parameter: the memory that is there, or some like the parameter's."""
-    return {
-        key: _one(parameter, known.get(str(key)), node, stored.at(key), group)
-        for key, node in stored.items.items()
-    }
-
-
-def _one(
-    parameter: nn.Parameter, old: Any, node: Node, stored: Stored, group: Mapping[str, Any]
-) -> Any:
-    if not isinstance(node, TensorNode):
-        return like_stored(stored, old)
-    record = stored.records[node.index]
-    if leaf_kind(old) is not None and tuple(old.shape) == record.shape:
-        return old
-    return _made(parameter, record, group)
+    # As torch's own optimizers do, which count on the CPU unless they are told to stay off it.
+    steps_on_device = bool(group.get("capturable") or group.get("fused"))
+    found: dict[str | int, Any] = {}
+    for key, node in stored.items.items():
+        device = parameter.device
+        if key == "step" and not steps_on_device:
+            device = torch.device("cpu")
+        if isinstance(node, TensorNode):
+            record = stored.records[node.index]
+            found[key] = _tensor(parameter, known.get(key), record, device, is_step=key == "step")
+        else:
+            found[key] = like_stored(stored.at(key), known.get(key), device=device)
+    return found
 
 
 @torch.no_grad()
-def _made(parameter: nn.Parameter, record: TensorRecord, group: Mapping[str, Any]) -> torch.Tensor:
-    """Memory for state that the optimizer has not made yet: divided as the parameter is."""
+def _tensor(
+    parameter: nn.Parameter, old: Any, record: TensorRecord, device: torch.device, *, is_step: bool
+) -> torch.Tensor:
+    """The memory that is there; for state that is not made yet, some divided as the parameter."""
     dtype, shape = TORCH_DTYPES[record.dtype], record.shape
-    kind = leaf_kind(parameter)
-    if shape == tuple(parameter.shape) and shape:
+    if leaf_kind(old) is not None and tuple(old.shape) == shape:
+        return old
+    if shape == tuple(parameter.shape) and not is_step:
         return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-    on_device = bool(shape) or group.get("capturable") or group.get("fused")
-    device = parameter.device if on_device else torch.device("cpu")
-    if kind == "dtensor" and shape:
+    if leaf_kind(parameter) == "dtensor" and shape:
         return _replicated(parameter, shape, dtype)
     return torch.zeros(shape, dtype=dtype, device=device)
 

@@ -245,16 +245,23 @@ def _some(names: Sequence[str]) -> str:
 
 
 class Shadow:
-    """A state with its live objects opened: what is filled, and whom to tell afterwards."""
+    """A state with its live objects opened: what is filled, and whom to tell afterwards.
 
-    def __init__(self, state: Any, manifest: Manifest, me: int) -> None:
-        self._live = adapters(state)
+    An object is not opened if `keys` ask for nothing that was saved of it: it may make much memory.
+    """
+
+    def __init__(
+        self, state: Any, manifest: Manifest, *, me: int, keys: Sequence[str] | None
+    ) -> None:
         root = Stored(manifest.tree, manifest.tensors, manifest.world, me)
+        found = {path: (live, root.at(*path)) for path, live in adapters(state).items()}
+        self._live = {
+            path: live for path, (live, stored) in found.items() if _is_open(path, stored, keys)
+        }
+        self._hollow = {path for path in self._live if _is_hollow(found[path][1].node)}
         self.tree = map_tree(
             lambda path, leaf: (
-                self._live[path].wanted(root.at(*cast("tuple[str, ...]", path)))
-                if path in self._live
-                else leaf
+                self._live[path].wanted(found[path][1]) if path in self._live else leaf
             ),
             state,
         )
@@ -262,32 +269,37 @@ class Shadow:
     def require_whole(self, paths: Iterable[Path]) -> None:
         """Raise unless the objects that can only be loaded whole are, or not at all."""
         loaded = set(paths)
+        touched = self._by_owner(loaded)
         for path, _ in leaves(self.tree):
             at = self._owner(path)
-            if path in loaded or at is None or self._live[at].is_divisible:
+            if path in loaded or at not in touched or self._live[at].is_divisible:
                 continue
-            if any(one[: len(at)] == at for one in loaded):
-                raise InvalidError(
-                    f"only a part of {path_text(at)} would be loaded, without {dotted(path)!r}; "
-                    f"let keys= take all of it, such as '{dotted(at)}*', or nothing"
-                )
+            raise InvalidError(
+                f"only a part of {path_text(at)} would be loaded, without {dotted(path)!r}; "
+                f"let keys= take all of it, such as '{dotted(at)}*', or nothing"
+            )
 
     def put_back(self, into: Any, news: Mapping[Path, Any], loaded: Iterable[Path]) -> None:
         """Values and new tensors in their places of `into`, and live objects told of theirs.
 
-        An object of which nothing was loaded is left alone.
+        An object of which nothing was loaded is left alone, unless what was saved is empty.
         """
-        owners = {path: self._owner(path) for path in news}
-        place(into, {path: value for path, value in news.items() if owners[path] is None})
-        owned = {path: value for path, value in news.items() if owners[path] is not None}
+        owned = {path: value for path, value in news.items() if self._owner(path) is not None}
+        place(into, {path: value for path, value in news.items() if path not in owned})
         self.tree = placed(self.tree, owned)
-        touched = {self._owner(path) for path in loaded}
+        touched = self._by_owner(loaded)
         for at, live in self._live.items():
-            if at not in touched:
-                continue
-            tree = get_element(self.tree, at) if at else self.tree
-            mine = {path[len(at) :]: owned[path] for path in owned if owners[path] == at}
-            live.give(tree, mine)
+            if at in touched or at in self._hollow:
+                live.give(get_element(self.tree, at), touched.get(at, set()))
+
+    def _by_owner(self, paths: Iterable[Path]) -> dict[Path, set[Path]]:
+        """The live objects in which some of the paths lie, with the paths from there on."""
+        found: dict[Path, set[Path]] = {}
+        for path in paths:
+            at = self._owner(path)
+            if at is not None:
+                found.setdefault(at, set()).add(path[len(at) :])
+        return found
 
     def _owner(self, path: Path) -> Path | None:
         """The live object in which a place lies."""
@@ -295,3 +307,15 @@ class Shadow:
             if path[:length] in self._live:
                 return path[:length]
         return None
+
+
+def _is_open(path: Path, stored: Stored, keys: Sequence[str] | None) -> bool:
+    """Whether something is asked for of an object; of one that was not saved, to be told so."""
+    if keys is None or stored.node is None:
+        return True
+    return any(_is_asked((*path, *below), keys) for below, _ in stored_leaves(stored.node))
+
+
+def _is_hollow(node: Node | None) -> bool:
+    """Whether something was saved, which has no leaf to tell of it: an empty dict, say."""
+    return node is not None and next(stored_leaves(node), None) is None

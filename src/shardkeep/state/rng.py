@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Set
 
 import numpy as np
 import torch
@@ -48,7 +47,7 @@ class RngState:
         self._lap, rank = divmod(stored.me, max(1, stored.world))
         return OfRank(rank)
 
-    def give(self, state: Mapping[str, bytes], news: Mapping[Path, Any]) -> None:
+    def give(self, state: Mapping[str, bytes], loaded: Set[Path]) -> None:
         for name, (_, write) in _GENERATORS.items():
             if name in state:
                 write(state[name])

@@ -34,13 +34,12 @@ class LocalShelf:
 
     def names(self) -> list[str]:
         """The names of all folders, in order; links and what was removed are left out."""
+        return [name for name in self._folders() if not name.startswith(".")]
+
+    def _folders(self) -> list[str]:
         try:
             with os.scandir(self._root) as entries:
-                return sorted(
-                    entry.name
-                    for entry in entries
-                    if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
-                )
+                return sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -67,7 +66,8 @@ class LocalShelf:
         try:
             self.path(name).rename(gone)
             # Else a loss of power could bring the name back, with half of the files.
-            self._sync()
+            with LocalStorage(self._root) as root:
+                root.sync()
         except FileNotFoundError:
             return
         except OSError as error:
@@ -76,17 +76,9 @@ class LocalShelf:
 
     def sweep(self) -> None:
         """Go on with removals that were broken off."""
-        with suppress(FileNotFoundError):
-            for entry in list(os.scandir(self._root)):
-                if entry.name.startswith(_REMOVED) and entry.is_dir(follow_symlinks=False):
-                    _remove_folder(Path(entry.path))
-
-    def _sync(self) -> None:
-        fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        for name in self._folders():
+            if name.startswith(_REMOVED):
+                _remove_folder(self._root / name)
 
     def _failure(self, error: OSError, what: str) -> StorageError:
         return StorageError(error.errno, f"{what}: {error.strerror}", self.location)

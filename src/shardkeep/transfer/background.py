@@ -10,7 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
@@ -43,6 +43,14 @@ class Handle(Generic[T]):
     def done(self) -> bool:
         """Whether the save is over, committed or failed."""
         return self._future.done()
+
+    def wait(self) -> None:
+        """Return when the save is over."""
+        wait([self._future])
+
+    def has_failed(self) -> bool:
+        """Whether the save is over, and nothing was committed."""
+        return self._future.done() and self._future.exception() is not None
 
     def unseen_error(self) -> BaseException | None:
         """The error of a failed save that nobody has asked for yet."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
@@ -12,42 +12,55 @@ from shardkeep.errors import CorruptError, InvalidError, NotFoundError
 from shardkeep.plan.retention import Best, ranked
 from shardkeep.storage.shelf import LocalShelf
 from shardkeep.transfer.council import Council
-from shardkeep.transfer.steps import StepRecord, read_steps
+from shardkeep.transfer.steps import StepRecord, current, read_steps
 
 OnDamage = Literal["raise", "fallback"]
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the caller of a restore asks for; the same on all ranks."""
+    """What the caller of a restore asks for, the same on all ranks, and what came of it so far."""
 
     step: int | Literal["latest", "best"] | None
     on_damage: OnDamage
-    tried: tuple[int, ...] = ()
-    """Steps whose load has failed."""
+    tried: dict[int, Exception] = field(default_factory=dict[int, Exception])
+    """What the load of a step has raised on this rank, in order."""
+
+    def __post_init__(self) -> None:
+        if self.on_damage not in ("raise", "fallback"):
+            raise InvalidError(f"on_damage is 'raise' or 'fallback', got {self.on_damage!r}")
+
+    def after(self, step: int, error: Exception) -> Wish:
+        """The wish when this load has failed, too."""
+        return replace(self, tried={**self.tried, step: error})
+
+    @property
+    def last_error(self) -> Exception | None:
+        return next(reversed(self.tried.values()), None)
+
+    @property
+    def takes_any(self) -> bool:
+        return self.step is None or self.step == "latest"
 
 
 class Choice(msgspec.Struct, frozen=True):
     """The step to load; None if there is no checkpoint at all."""
 
     step: int | None
-    newer: tuple[int, ...] = ()
-    """Steps beyond it, which a run that goes on from it will replace."""
+    newer: dict[int, str] = {}
+    """Steps beyond it and their save ids: a run that goes on from it leaves them behind."""
     gives_up: bool = False
     """The load failed for a reason that no other step would cure."""
     warnings: tuple[str, ...] = ()
 
 
-def agree_on_step(
-    council: Council, shelf: LocalShelf, wish: Wish, error: Exception | None, best: Best | None
-) -> Choice:
-    """The chair's choice, heard by all. `error` is what the load of the last choice raised."""
+def agree_on_step(council: Council, shelf: LocalShelf, wish: Wish, best: Best | None) -> Choice:
+    """The chair's choice, heard by all."""
     try:
-        council.report("choose", b"corrupt" if isinstance(error, CorruptError) else b"")
+        council.report("choose", _outcome(wish.last_error).encode())
         if council.me == council.chair:
-            is_damaged = b"corrupt" in council.collect("choose").values()
-            records = read_steps(shelf)
-            choice = _Chooser(records, wish, best, str(error or "")).choose(is_damaged)
+            outcomes = {note.decode() for note in council.collect("choose").values()}
+            choice = _Chooser(read_steps(shelf), wish, best).choose(outcomes)
             council.announce("choose", msgspec.json.encode(choice))
         found = msgspec.json.decode(council.hear("choose"), type=Choice)
     except BaseException as caught:
@@ -56,6 +69,15 @@ def agree_on_step(
         raise
     council.leave(done=True)
     return found
+
+
+def _outcome(error: Exception | None) -> str:
+    """What a load came to on one rank."""
+    if isinstance(error, CorruptError):
+        return "damaged"
+    if isinstance(error, NotFoundError):
+        return "missing"
+    return "none" if error is None else "unfit"
 
 
 def best_step(records: Sequence[StepRecord], best: Best | None) -> int | None:
@@ -68,28 +90,28 @@ def best_step(records: Sequence[StepRecord], best: Best | None) -> int | None:
 
 
 class _Chooser:
-    def __init__(
-        self, records: Sequence[StepRecord], wish: Wish, best: Best | None, error: str
-    ) -> None:
+    def __init__(self, records: Sequence[StepRecord], wish: Wish, best: Best | None) -> None:
         # Never committed: as if it were not there.
         self._records = [one for one in records if one.condition != "half-written"]
         self._half_written = [one.step for one in records if one.condition == "half-written"]
         self._wish = wish
         self._best = best
-        self._error = error
 
-    def choose(self, is_damaged: bool) -> Choice:
-        tried = self._wish.tried
-        if tried and not is_damaged:
-            # Not the bytes: the state does not fit, unless the checkpoint went away meanwhile.
-            last = self._find(tried[-1])
-            if last is not None and last.condition == "committed":
-                return Choice(last.step, gives_up=True)
-        if self._wish.step in (None, "latest"):
-            return self._newest(set(tried) if is_damaged else set())
-        if tried and is_damaged:
-            return Choice(tried[-1], gives_up=True)
-        return self._named()
+    def choose(self, outcomes: set[str]) -> Choice:
+        last = next(reversed(self._wish.tried), None)
+        if last is not None and self._is_in_vain(last, outcomes):
+            return Choice(last, gives_up=True)
+        return self._newest() if self._wish.takes_any else self._named()
+
+    def _is_in_vain(self, last: int, outcomes: set[str]) -> bool:
+        """Whether the load has failed for a reason that no other step would cure."""
+        if "unfit" in outcomes:
+            return True
+        if "damaged" in outcomes:
+            return False
+        # What is missing is a part of the state, unless the checkpoint went away meanwhile.
+        found = self._find(last)
+        return found is not None and found.condition == "committed"
 
     def _named(self) -> Choice:
         step = self._wish.step
@@ -102,8 +124,9 @@ class _Chooser:
         found = self._find(step)
         if found is None:
             raise NotFoundError(self._not_there(step))
-        if found.condition == "damaged":
-            raise CorruptError(f"step {step} is damaged: {found.problem}")
+        problem = found.problem or self._wish.tried.get(step)
+        if problem:
+            raise CorruptError(f"step {step} is damaged: {problem}")
         return self._choice(step, [])
 
     def _not_there(self, step: int) -> str:
@@ -112,12 +135,12 @@ class _Chooser:
         steps = [one.step for one in self._records]
         return f"there is no step {step}; there are {steps[-8:] if steps else 'none'}"
 
-    def _newest(self, damaged: set[int]) -> Choice:
+    def _newest(self) -> Choice:
         warnings: list[str] = []
-        for record in reversed(self._records):
-            if record.condition == "committed" and record.step not in damaged:
+        for record in reversed(current(self._records)):
+            problem = record.problem or self._wish.tried.get(record.step)
+            if not problem:
                 return self._choice(record.step, warnings)
-            problem = record.problem or self._error
             if self._wish.on_damage == "raise":
                 raise CorruptError(
                     f"step {record.step} is damaged: {problem}\nNothing older was tried; pass "
@@ -131,11 +154,11 @@ class _Chooser:
         return Choice(None)
 
     def _choice(self, step: int, warnings: list[str]) -> Choice:
-        newer = tuple(one.step for one in self._records if one.step > step)
-        if newer and not warnings:
+        newer = {one.step: one.save_id for one in self._records if one.step > step}
+        if newer and not self._wish.takes_any:
             warnings = [
-                f"going on from step {step}; {len(newer)} newer checkpoints ({newer[0]} to "
-                f"{newer[-1]}) stay until a save at the same step replaces them"
+                f"going on from step {step}; newer checkpoints ({min(newer)} to {max(newer)}) are "
+                "left behind: they stay until a save at the same step replaces them"
             ]
         return Choice(step, newer, warnings=tuple(warnings))
 

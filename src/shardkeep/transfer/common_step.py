@@ -8,29 +8,38 @@ act. Nobody is ever ahead of it, since nobody passes a decision between saying a
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from shardkeep.errors import DeadlineError, name_ranks
+import msgspec
+
+from shardkeep.errors import DeadlineError, RankFailedError, name_ranks
 from shardkeep.transfer.council import NoteStore
 
 _POLL_SECONDS = 0.1
+_WAIT_SECONDS = 0.005
 # The Store answers some ten thousand questions a second: a large job asks less often.
-_POLL_SECONDS_PER_RANK = 0.0002
+_SECONDS_PER_RANK = 0.0002
+# A chair that is there gets this much longer: when its own wait ends, it says who is late.
+_GRACE = 0.5
+_MAX_GRACE_SECONDS = 30.0
+# The decision of a loop that is over. Where one is, all are soon, and nobody acts any more.
+_NEVER = 2**62
 
 
 class CommonStep(Protocol):
     """A decision that a loop comes to again and again, equally often on all ranks."""
 
     def ask(self, reason: str) -> None:
-        """Have all ranks act soon. From any thread or signal handler's wake; does not wait."""
+        """Have all ranks act soon. From any thread; does not wait."""
         ...
 
-    def decide(self) -> str | None:
-        """Whether to act now, and why: the same answer on all ranks."""
+    def decide(self) -> Sequence[str]:
+        """Why to act now, the same on all ranks; empty if there is no reason."""
         ...
 
     def close(self) -> None:
@@ -48,11 +57,29 @@ class SoloStep:
         if reason not in self._reasons:
             self._reasons.append(reason)
 
-    def decide(self) -> str | None:
-        return self._reasons.pop(0) if self._reasons else None
+    def decide(self) -> Sequence[str]:
+        reasons, self._reasons = self._reasons, []
+        return reasons
 
     def close(self) -> None:
         self._reasons.clear()
+
+
+class _Said(msgspec.Struct):
+    """What a rank tells the chair."""
+
+    next: int
+    """The decision that its loop comes to next."""
+    reasons: list[str]
+
+
+class _Agreed(msgspec.Struct):
+    """What the chair tells all."""
+
+    act_at: int
+    reasons: list[str]
+    late: list[int] = []
+    """Ranks that did not say where they are."""
 
 
 class StoreStep:
@@ -79,121 +106,150 @@ class StoreStep:
         self._timeout = timeout
         self._look = look
         self._turn = threading.Condition()
+        self._asked: list[str] = []
+        """On this rank, and not yet agreed on."""
         self._round = 0
         self._made = 0
         """Decisions of this rank's loop so far."""
         self._holds = False
-        self._act_at: int | None = None
-        self._reason = ""
+        self._agreed: _Agreed | None = None
+        """Of this round. Without it, none but the thread changes the round's state."""
         self._failure: Exception | None = None
-        self._closed = False
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="shardkeep-watch", daemon=True)
         self._thread.start()
+        # A thread that is inside the Store as the interpreter ends would bring the process down.
+        atexit.register(self.close)
 
     def ask(self, reason: str) -> None:
-        if self._store.add(self._key("askers"), 1) == 1:
-            self._store.set(self._key("asked"), reason)
-
-    def decide(self) -> str | None:
         with self._turn:
-            if not self._turn.wait_for(lambda: not self._holds, self._timeout):
-                raise DeadlineError(
-                    f"no common step for {self._reason} within {self._timeout:g} s; a rank may be "
-                    "dead, or out of its loop"
-                )
+            if reason not in self._asked:
+                self._asked.append(reason)
+
+    def decide(self) -> Sequence[str]:
+        with self._turn:
+            # The thread's own waits have an end, and so has this one.
+            self._turn.wait_for(lambda: not self._holds)
             if self._failure is not None:
                 raise self._failure
             number, self._made = self._made, self._made + 1
-            if number != self._act_at:
-                return None
-            over = self._keys()
-            self._act_at = None
-            self._round += 1
-        if self._store.add(over[0], 1) == len(self._ranks):
-            for key in over:
-                self._store.delete_key(key)
-        return self._reason
+            agreed, over = self._agreed, self._round
+            if agreed is None or agreed.act_at != number:
+                return ()
+            self._agreed, self._round = None, over + 1
+        self._leave(over)
+        return agreed.reasons
 
     def close(self) -> None:
         """Whoever still loops is not kept waiting for this rank."""
-        if self._closed:
+        if self._closing.is_set():
             return
-        self._closed = True
+        self._closing.set()
         self._thread.join()
-        if self._act_at is not None or self._failure is not None:
-            return
-        # A Store that is gone has nobody waiting for it.
-        with suppress(RuntimeError):
-            if self._me == self._chair:
-                self._store.set(self._key("act"), str(self._made))
-            else:
-                self._report(self._made)
+        atexit.unregister(self.close)
+        if self._agreed is None and self._failure is None:
+            # A Store that is gone has nobody waiting for it.
+            with suppress(RuntimeError):
+                self._say_over()
+        self._leave(self._round)
+
+    def _say_over(self) -> None:
+        if self._me == self._chair:
+            self._set("agreed", _Agreed(_NEVER, []))
+        else:
+            self._report(_Said(_NEVER, []))
 
     def _watch(self) -> None:
-        pause = _POLL_SECONDS + _POLL_SECONDS_PER_RANK * len(self._ranks)
-        while not self._closed:
+        while not self._closing.wait(self._pause(_POLL_SECONDS)):
             try:
                 self._look_once()
             except Exception as error:
-                with self._turn:
-                    self._failure, self._holds = error, False
-                    self._turn.notify_all()
+                if isinstance(error, RuntimeError) and not (self._asked or self._holds):
+                    # The Store is gone. A job that is about to end does not miss it.
+                    continue
+                self._fail(error)
                 return
-            time.sleep(pause)
+
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, RuntimeError):
+            said = f"the c10d Store does not answer; its process may be dead ({error})"
+            error = RankFailedError({self._me: said}, "common step")
+        with self._turn:
+            self._failure, self._holds = error, False
+            self._turn.notify_all()
 
     def _look_once(self) -> None:
-        if self._act_at is not None:
-            return
+        with self._turn:
+            if self._agreed is not None:
+                return
         reason = self._look()
         if reason is not None:
             self.ask(reason)
+        if self._asked:
+            self._store.set(self._key("asked"), "yes")
         if self._store.check([self._key("asked")]):
             self._agree()
 
     def _agree(self) -> None:
-        reason = self._store.get(self._key("asked")).decode()
         with self._turn:
-            self._reason, self._holds = reason, True
-            made = self._made
-        self._report(made)
+            self._holds = True
+            said = _Said(self._made, list(self._asked))
+        self._report(said)
         if self._me == self._chair:
-            self._store.set(self._key("act"), str(max(self._collect())))
-        act_at = int(self._heard(self._key("act")))
+            self._set("agreed", self._collect())
+        agreed = self._hear()
         with self._turn:
-            self._act_at, self._holds = act_at, False
+            self._asked = [reason for reason in self._asked if reason not in agreed.reasons]
+            self._agreed, self._holds = agreed, False
             self._turn.notify_all()
 
-    def _report(self, made: int) -> None:
-        self._store.set(self._key(f"at/{self._me}"), str(made))
+    def _report(self, said: _Said) -> None:
+        self._set(f"said/{self._me}", said)
         self._store.add(self._key("count"), 1)
 
-    def _collect(self) -> list[int]:
+    def _collect(self) -> _Agreed:
         deadline = time.monotonic() + self._timeout
         while self._store.add(self._key("count"), 0) < len(self._ranks):
             if time.monotonic() > deadline:
-                late = [r for r in self._ranks if not self._store.check([self._key(f"at/{r}")])]
-                raise DeadlineError(
-                    f"{name_ranks(late)} did not say where they are within {self._timeout:g} s, so "
-                    f"there is no common step for {self._reason}"
-                )
-            time.sleep(0.005)
-        return [int(self._store.get(self._key(f"at/{rank}"))) for rank in self._ranks]
+                late = [r for r in self._ranks if not self._store.check([self._key(f"said/{r}")])]
+                return _Agreed(_NEVER, [], late)
+            time.sleep(self._pause(_WAIT_SECONDS))
+        notes = [self._store.get(self._key(f"said/{rank}")) for rank in self._ranks]
+        said = [msgspec.json.decode(note, type=_Said) for note in notes]
+        reasons = dict.fromkeys(reason for one in said for reason in one.reasons)
+        return _Agreed(max(one.next for one in said), list(reasons))
 
-    def _heard(self, key: str) -> bytes:
-        deadline = time.monotonic() + self._timeout
-        while not self._store.check([key]):
+    def _hear(self) -> _Agreed:
+        grace = min(_GRACE * self._timeout, _MAX_GRACE_SECONDS)
+        deadline = time.monotonic() + self._timeout + grace
+        while not self._store.check([self._key("agreed")]):
             if time.monotonic() > deadline:
                 raise DeadlineError(
-                    f"rank {self._chair} named no common step for {self._reason} within "
-                    f"{self._timeout:g} s"
+                    f"rank {self._chair} named no common step within {self._timeout + grace:g} s; "
+                    "it may be dead"
                 )
-            time.sleep(0.005)
-        return self._store.get(key)
+            time.sleep(self._pause(_WAIT_SECONDS))
+        agreed = msgspec.json.decode(self._store.get(self._key("agreed")), type=_Agreed)
+        if agreed.late:
+            raise DeadlineError(
+                f"{name_ranks(agreed.late)} of {len(self._ranks)} did not come to a common step "
+                f"within {self._timeout:g} s; a process that is alive answers at any moment"
+            )
+        return agreed
 
-    def _keys(self) -> list[str]:
-        """All of this round."""
-        names = ["left", "askers", "asked", "act", "count"]
-        return [self._key(name) for name in [*names, *(f"at/{rank}" for rank in self._ranks)]]
+    def _leave(self, over: int) -> None:
+        """This rank is done with a round; the last removes its notes."""
+        names = ["left", "asked", "agreed", "count", *(f"said/{r}" for r in self._ranks)]
+        with suppress(RuntimeError):
+            if self._store.add(self._key("left", over), 1) == len(self._ranks):
+                for name in names:
+                    self._store.delete_key(self._key(name, over))
 
-    def _key(self, name: str) -> str:
-        return f"{self._topic}/{self._round}/{name}"
+    def _pause(self, seconds: float) -> float:
+        return seconds + _SECONDS_PER_RANK * len(self._ranks)
+
+    def _set(self, name: str, note: msgspec.Struct) -> None:
+        self._store.set(self._key(name), msgspec.json.encode(note))
+
+    def _key(self, name: str, number: int | None = None) -> str:
+        return f"{self._topic}/{self._round if number is None else number}/{name}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -50,6 +51,21 @@ def common_step(group: Any, *, look: Callable[[], str | None], timeout: float) -
     store = cast("NoteStore", _default_store())
     topic = _topic(ranks.ranks, "step")
     return StoreStep(store, ranks.ranks, ranks.me, topic=topic, timeout=timeout, look=look)
+
+
+@contextmanager
+def told(group: Any, *, act: str, timeout: float) -> Generator[None]:
+    """What fails on this rank before an act begins makes the act fail on all.
+
+    Else the others would wait for it, and this rank would be one act behind them for ever.
+    """
+    try:
+        yield
+    except BaseException as error:
+        council = council_of(group, act=act, timeout=timeout)
+        council.fail(act, error, undone=True)
+        council.leave(done=False)
+        raise
 
 
 def from_chair(council: Council, phase: str, act: Callable[[], T], kind: type[T]) -> T:

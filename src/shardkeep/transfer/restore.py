@@ -157,7 +157,7 @@ def _restore(
     me = council.me
     with gc_paused():
         opened = Opened(storage)
-        shadow = Shadow(into, opened.manifest, me)
+        shadow = Shadow(into, opened.manifest, me=me, keys=options.keys)
         fit = fit_state(
             opened.manifest,
             shadow.tree,

@@ -29,19 +29,21 @@ def prune_run(
     retention: Retention,
     *,
     spared: frozenset[int] = frozenset(),
+    just_saved: int | None = None,
     leftover_seconds: float,
     damaged: bool,
     dry_run: bool,
     now: Callable[[], float] = time.time,
 ) -> RunPrune:
-    """Remove what may go. `spared` steps are neither removed nor counted.
+    """Remove what may go. `spared` steps are neither removed nor counted, `just_saved` counts.
 
     Half-written ones go when nothing in them has changed for `leftover_seconds`. The newest
     committed checkpoint always stays.
     """
     records = [one for one in read_steps(shelf) if one.step not in spared]
     committed = {one.step: one for one in records if one.condition == "committed"}
-    dropped = retention.dropped([one.as_saved for one in committed.values()])
+    steps = retention.dropped([one.as_saved for one in committed.values()])
+    dropped = [step for step in steps if step != just_saved]
     stale = [
         one
         for one in records

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -17,21 +17,26 @@ SAVE_AND_STOP = signal.SIGTERM
 class SignalWatch:
     """Remembers that SIGUSR1 or SIGTERM came, instead of dying of it.
 
-    A second SIGTERM does what it did before: a process that hangs can still be ended.
+    As often as it comes: where a scheduler signals every process, torchrun's workers get a second
+    SIGTERM from torchrun, in the middle of the save. A process that hangs is ended by SIGKILL.
     """
 
     def __init__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise InvalidError("signals can be watched from the main thread only")
         self._pending: list[str] = []
-        self._before: dict[signal.Signals, Any] = {
+        self._owner = os.getpid()
+        self._before: dict[int, Any] = {
             number: signal.signal(number, self._remember) for number in (SAVE, SAVE_AND_STOP)
         }
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._owner:
+            # A forked child saves nothing: it must still die when it is told to.
+            self._give_back(number)
+            os.kill(os.getpid(), number)
+            return
         name = signal.Signals(number).name
-        if number == SAVE_AND_STOP:
-            signal.signal(number, self._before[SAVE_AND_STOP])
         if name not in self._pending:
             self._pending.append(name)
 
@@ -41,6 +46,10 @@ class SignalWatch:
 
     def close(self) -> None:
         """Signals do again what they did before."""
-        for number, before in self._before.items():
-            restore: Callable[..., Any] | int | None = before
-            signal.signal(number, restore if restore is not None else signal.SIG_DFL)
+        for number in self._before:
+            self._give_back(number)
+
+    def _give_back(self, number: int) -> None:
+        before = self._before[number]
+        # None: a handler that was not set by Python, and cannot be set by it.
+        signal.signal(number, signal.SIG_DFL if before is None else before)

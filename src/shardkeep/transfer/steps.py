@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from shardkeep.errors import CorruptError, NotFoundError, ShardkeepError, StorageError
+from shardkeep.errors import CorruptError, InvalidError, NotFoundError, ShardkeepError, StorageError
 from shardkeep.manifest import Manifest
 from shardkeep.plan.retention import SavedStep
 from shardkeep.storage.protocols import Storage
@@ -15,6 +15,7 @@ from shardkeep.storage.shelf import LocalShelf
 from shardkeep.transfer.open_manifest import read_manifest
 
 _NAME = re.compile(r"step-(\d{8,18})")
+_END = 10**18
 # Under this key of a checkpoint's metadata stands what the run says of it.
 RUN_KEY = "run"
 
@@ -39,6 +40,8 @@ class StepRecord:
     saved_at: float = 0.0
     """Seconds since 1970."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    left_behind: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Newer steps, with their save ids, of the attempt that its run went back on."""
 
     @property
     def as_saved(self) -> SavedStep:
@@ -51,6 +54,8 @@ def step_name(step: int) -> str:
     >>> step_name(1200)
     'step-00001200'
     """
+    if not 0 <= step < _END:
+        raise InvalidError(f"a step is a number from 0 to {_END - 1}, got {step}")
     return f"step-{step:08d}"
 
 
@@ -67,9 +72,16 @@ def parse_step(name: str) -> int | None:
 
 def read_steps(shelf: LocalShelf) -> list[StepRecord]:
     """All checkpoints of the run, by step."""
-    found = [(step, name) for name in shelf.names() if (step := parse_step(name)) is not None]
-    records = [read_step(shelf, step, name) for step, name in sorted(found)]
-    return [record for record in records if record is not None]
+    while True:
+        names = _step_names(shelf)
+        records = [read_step(shelf, step, name) for step, name in names]
+        # Else a job that commits one and drops the one before could leave us with neither.
+        if _step_names(shelf) == names:
+            return [record for record in records if record is not None]
+
+
+def _step_names(shelf: LocalShelf) -> list[tuple[int, str]]:
+    return sorted((step, name) for name in shelf.names() if (step := parse_step(name)) is not None)
 
 
 def read_step(shelf: LocalShelf, step: int, name: str) -> StepRecord | None:
@@ -100,7 +112,7 @@ def _still_there(shelf: LocalShelf, name: str, manifest: Manifest) -> bool:
 
 def _record(step: int, name: str, manifest: Manifest, problem: str) -> StepRecord:
     said = manifest.metadata.get(RUN_KEY)
-    run = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+    run: dict[str, Any] = said if isinstance(said, dict) else {}
     return StepRecord(
         step,
         name,
@@ -111,6 +123,7 @@ def _record(step: int, name: str, manifest: Manifest, problem: str) -> StepRecor
         manifest.world,
         _number(run.get("saved_at")),
         decode_metrics(run.get("metrics")),
+        _left_behind(run.get("left_behind")),
     )
 
 
@@ -135,10 +148,18 @@ def encode_metrics(metrics: Mapping[str, Any]) -> dict[str, float | str]:
     >>> encode_metrics({"loss": float("nan"), "accuracy": 1})
     {'loss': 'nan', 'accuracy': 1.0}
     """
-    numbers = {name: float(value) for name, value in metrics.items()}
+    numbers = {name: _as_float(name, value) for name, value in metrics.items()}
     return {
         name: number if number - number == 0 else str(number) for name, number in numbers.items()
     }
+
+
+def _as_float(name: str, value: Any) -> float:
+    try:
+        # A loss that still knows its graph would be warned about.
+        return float(value.detach() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidError(f"the metric {name!r} is no number: {error}") from error
 
 
 def decode_metrics(said: object) -> dict[str, float]:
@@ -152,6 +173,24 @@ def decode_metrics(said: object) -> dict[str, float]:
     return found
 
 
+def _left_behind(said: object) -> dict[int, str]:
+    if not isinstance(said, dict):
+        return {}
+    found = cast("dict[str, object]", said)
+    return {int(step): str(save_id) for step, save_id in found.items() if step.isdecimal()}
+
+
+def current(records: Sequence[StepRecord]) -> list[StepRecord]:
+    """Those that the run goes on from: without what it left behind as it went back."""
+    left = {
+        (step, save_id)
+        for one in records
+        if one.condition == "committed"
+        for step, save_id in one.left_behind.items()
+    }
+    return [one for one in records if (one.step, one.save_id) not in left]
+
+
 def newest(records: Sequence[StepRecord]) -> StepRecord | None:
-    """The last committed one."""
-    return next((one for one in reversed(records) if one.condition == "committed"), None)
+    """The last committed one that the run goes on from."""
+    return next((one for one in reversed(current(records)) if one.condition == "committed"), None)
