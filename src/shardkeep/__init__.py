@@ -171,12 +171,12 @@ if TYPE_CHECKING:
     from shardkeep.transfer.prune import (
         PruneReport as PruneReport,
     )
+    from shardkeep.transfer.report import SaveReport as SaveReport
     from shardkeep.transfer.restore import (
         LoadReport as LoadReport,
     )
     from shardkeep.transfer.retain import RunPrune as RunPrune
     from shardkeep.transfer.steps import StepRecord as StepRecord
-    from shardkeep.transfer.report import SaveReport as SaveReport
 else:
     __getattr__, __dir__, __all__ = lazy_exports(
         __name__,

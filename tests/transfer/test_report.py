@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import torch
-from tests.transfer.worlds import names
 
 import shardkeep as sk
+from tests.transfer.worlds import names
 
 
 def test_a_save_keeps_how_it_went(tmp_path: Path) -> None:

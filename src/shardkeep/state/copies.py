@@ -50,7 +50,8 @@ def _cut(target: torch.Tensor, source: torch.Tensor) -> list[Pair]:
     if target.nbytes <= _PIECE_NBYTES or not (target.is_contiguous() and source.is_contiguous()):
         return [(target, source)]
     count = _PIECE_NBYTES // target.itemsize
-    return list(zip(target.view(-1).split(count), source.view(-1).split(count), strict=True))
+    to, of = target.view(-1), source.view(-1)
+    return [(to[at : at + count], of[at : at + count]) for at in range(0, len(to), count)]
 
 
 def _shares(pairs: list[Pair], count: int) -> list[list[Pair]]:
