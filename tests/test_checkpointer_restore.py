@@ -195,6 +195,8 @@ def test_what_a_run_left_behind_is_spared_and_not_what_it_goes_on_from(make):
         run.wait()
         assert run.steps() == [12, 13, 20, 30]
         assert run.latest() == 13
+    # Also by somebody who has restored nothing.
+    assert make(keep_last=1).prune().steps == (12,)
     # Another process comes to the same conclusion, and so on, until it has passed them.
     with make(keep_last=2) as run:
         assert_restores(run, 13)

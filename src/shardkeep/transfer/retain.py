@@ -9,7 +9,7 @@ import msgspec
 
 from shardkeep.plan.retention import Retention
 from shardkeep.storage.shelf import LocalShelf
-from shardkeep.transfer.steps import StepRecord, read_steps
+from shardkeep.transfer.steps import StepRecord, current, read_steps
 
 
 class RunPrune(msgspec.Struct, frozen=True):
@@ -40,8 +40,11 @@ def prune_run(
     Half-written ones go when nothing in them has changed for `leftover_seconds`. The newest
     committed checkpoint always stays.
     """
-    records = [one for one in read_steps(shelf) if one.step not in spared]
-    committed = {one.step: one for one in records if one.condition == "committed"}
+    found = read_steps(shelf)
+    records = [one for one in found if one.step not in spared]
+    # What a run left behind as it went back must not push out what it has saved since.
+    counted = [one for one in current(found) if one.step not in spared]
+    committed = {one.step: one for one in counted if one.condition == "committed"}
     steps = retention.dropped([one.as_saved for one in committed.values()])
     dropped = [step for step in steps if step != just_saved]
     stale = [
