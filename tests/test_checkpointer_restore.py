@@ -116,6 +116,20 @@ def test_a_run_that_has_passed_over_damage_goes_on_without_being_told_again(make
     assert_restores(make(), 20)
 
 
+def test_a_checkpoint_of_a_newer_format_is_neither_passed_over_nor_removed(make):
+    run = make()
+    save_all(run, 1, 2)
+    manifest = run.path_of(2) / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"version":1', b'"version":9', 1))
+    for on_damage in ("raise", "fallback"):
+        with pytest.raises(VersionError, match=r"step 2 cannot be read(.|\n)*Update shardkeep"):
+            run.restore(empty(), on_damage=on_damage)
+    assert_restores(run, 1, 1)
+    assert run.steps() == [1]
+    assert run.prune(leftovers=True, damaged=True).damaged == ()
+    assert manifest.exists()
+
+
 def test_a_state_that_does_not_fit_is_an_error_and_no_reason_to_fall_back(make, caplog):
     run = make()
     save_all(run, 10, 20)

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from shardkeep.errors import CorruptError, InvalidError, NotFoundError
+from shardkeep.errors import CorruptError, InvalidError, NotFoundError, VersionError
 from shardkeep.plan.retention import Best, ranked
 from shardkeep.storage.shelf import LocalShelf
 from shardkeep.transfer.council import Council
@@ -124,6 +124,7 @@ class _Chooser:
         found = self._find(step)
         if found is None:
             raise NotFoundError(self._not_there(step))
+        _require_known(found)
         problem = found.problem or self._wish.tried.get(step)
         if problem:
             raise CorruptError(f"step {step} is damaged: {problem}")
@@ -138,6 +139,7 @@ class _Chooser:
     def _newest(self) -> Choice:
         warnings: list[str] = []
         for record in reversed(current(self._records)):
+            _require_known(record)
             problem = record.problem or self._wish.tried.get(record.step)
             if not problem:
                 return self._choice(record.step, warnings)
@@ -164,3 +166,12 @@ class _Chooser:
 
     def _find(self, step: int) -> StepRecord | None:
         return next((one for one in self._records if one.step == step), None)
+
+
+def _require_known(record: StepRecord) -> None:
+    """It is whole, so that going back behind it is no fallback: raise."""
+    if record.condition == "unknown":
+        raise VersionError(
+            f"step {record.step} cannot be read: {record.problem}\nUpdate shardkeep, or restore an "
+            "older step by its number"
+        )

@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from shardkeep.errors import CorruptError, InvalidError, NotFoundError, ShardkeepError, StorageError
+from shardkeep.errors import (
+    CorruptError,
+    InvalidError,
+    NotFoundError,
+    ShardkeepError,
+    StorageError,
+    VersionError,
+)
 from shardkeep.manifest import Manifest
 from shardkeep.plan.retention import SavedStep
 from shardkeep.storage.protocols import Storage
@@ -19,7 +26,7 @@ _END = 10**18
 # Under this key of a checkpoint's metadata stands what the run says of it.
 RUN_KEY = "run"
 
-Condition = Literal["committed", "half-written", "damaged"]
+Condition = Literal["committed", "half-written", "damaged", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,7 @@ class StepRecord:
 
     `half-written`: a save was broken off, or is still under way. `damaged`: it was committed, but
     its manifest cannot be read, or a file is missing or has another size; `problem` says which.
+    `unknown`: a newer shardkeep wrote it.
     """
 
     step: int
@@ -94,6 +102,8 @@ def read_step(shelf: LocalShelf, step: int, name: str) -> StepRecord | None:
         return StepRecord(step, name, "half-written") if shelf.path(name).exists() else None
     except StorageError:
         raise
+    except VersionError as error:
+        return StepRecord(step, name, "unknown", str(error))
     except ShardkeepError as error:
         return StepRecord(step, name, "damaged", str(error))
     if problem and not _still_there(shelf, name, manifest):

@@ -18,7 +18,7 @@ from shardkeep.transfer.steps import StepRecord
 from shardkeep.view.values import Change, Stats
 from shardkeep.view.words import age_text, number_text, shape_text, size_text
 
-_COLOURS = {"committed": "green", "half-written": "yellow", "damaged": "red"}
+_COLOURS = {"committed": "green", "half-written": "yellow", "damaged": "red", "unknown": "red"}
 _RANK_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "white")
 _MAX_METRICS = 4
 _PICTURE_ROWS, _PICTURE_COLUMNS = 16, 64
