@@ -122,7 +122,7 @@ def test_a_checkpoint_of_a_newer_format_is_neither_passed_over_nor_removed(make)
     manifest = run.path_of(2) / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'"version":1', b'"version":9', 1))
     for on_damage in ("raise", "fallback"):
-        with pytest.raises(VersionError, match=r"step 2 cannot be read(.|\n)*Update shardkeep"):
+        with pytest.raises(sk.VersionError, match=r"step 2 cannot be read(.|\n)*Update shardkeep"):
             run.restore(empty(), on_damage=on_damage)
     assert_restores(run, 1, 1)
     assert run.steps() == [1]
