@@ -77,6 +77,7 @@ def view_of(entries: Mapping[str, Entry]) -> SaveView:
 def forget() -> None:
     """Empty the caches of earlier plans: every plan is a first one."""
     runs, parts = mesh_layouts._runs, mesh_layouts._parts
-    for cached in (runs, parts, divisions._mesh_cuts, divisions._chunks):
+    layouts = mesh_layouts.mesh_layout
+    for cached in (layouts, runs, parts, divisions._mesh_cuts, divisions._chunks):
         cached.cache_clear()
     gc.collect()
