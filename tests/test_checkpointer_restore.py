@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import xxhash
 
 import shardkeep as sk
 from shardkeep import checkpoint, checkpointer
@@ -120,7 +121,9 @@ def test_a_checkpoint_of_a_newer_format_is_neither_passed_over_nor_removed(make)
     run = make()
     save_all(run, 1, 2)
     manifest = run.path_of(2) / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b'"version":1', b'"version":9', 1))
+    text = manifest.read_bytes().replace(b'"version":1', b'"version":9', 1)
+    body = text[: text.rindex(b',"digest"')]
+    manifest.write_bytes(body + f',"digest":"{xxhash.xxh3_128_hexdigest(body)}"}}'.encode())
     for on_damage in ("raise", "fallback"):
         with pytest.raises(sk.VersionError, match=r"step 2 cannot be read(.|\n)*Update shardkeep"):
             run.restore(empty(), on_damage=on_damage)
