@@ -84,7 +84,8 @@ class _Keeper:
         self._kept = KeptState()
         self._keys = flat_keys(path for node in nodes(tree) for path in _tensor_paths(node))
         self._numbers: dict[str, int] = {}
-        self._seen: dict[object, str] = {}
+        self._seen: dict[int, list[tuple[_Cells, str]]] = {}
+        """By the address at which they start: cells, and the key that they are kept under."""
 
     def run(self) -> KeptState:
         self._kept.tree = self._node(self._root, ())
@@ -152,8 +153,7 @@ class _Keeper:
         key = self._keys[(*path, *suffix)]
         layout = _layout(leaf, path)
         memory = local_tensors(leaf)
-        identity = _identity(leaf, layout, memory)
-        twin = self._seen.setdefault(identity, key)
+        twin = self._twin(key, (leaf, layout, memory))
         if twin in self._numbers:
             return self._numbers[twin]
         if leaf.dtype not in DTYPE_NAMES:
@@ -162,6 +162,21 @@ class _Keeper:
         self._kept.memory[key] = memory
         self._numbers[key] = len(self._numbers)
         return self._numbers[key]
+
+    def _twin(self, key: str, cells: "_Cells") -> str:
+        """The key under which the same cells of the same memory are kept already; else this one."""
+        leaf, _, memory = cells
+        if not memory or 0 in leaf.shape:
+            return key
+        known = self._seen.setdefault(memory[0].data_ptr(), [])
+        if known:
+            # Seldom: what starts at the same address may still be of another shape.
+            mine = _identity(*cells)
+            for other, twin in known:
+                if _identity(*other) == mine:
+                    return twin
+        known.append((cells, key))
+        return key
 
     def _own(self, own: PerRank, path: Path) -> Node:
         try:
@@ -213,10 +228,12 @@ def _layout(leaf: torch.Tensor, path: Path) -> Layout | None:
         raise LayoutError(f"{path_text(path)}: {error}") from error
 
 
+_Cells = tuple[torch.Tensor, Layout | None, Sequence[torch.Tensor]]
+"""A leaf, its layout and this rank's memory of it."""
+
+
 def _identity(leaf: torch.Tensor, layout: Layout | None, memory: Sequence[torch.Tensor]) -> object:
     """Equal for two leaves that are the same cells of the same memory."""
-    if 0 in leaf.shape or not memory:
-        return object()
     places = tuple(
         (
             _storage_id(part),

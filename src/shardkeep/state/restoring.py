@@ -11,6 +11,7 @@ saved from. Everything that does not fit is found before a byte is read.
 import fnmatch
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -32,7 +33,7 @@ from shardkeep.manifest import (
     TupleNode,
     ValueNode,
 )
-from shardkeep.sharded.leaves import is_on_meta, leaf_kind, local_tensors, with_local_tensors
+from shardkeep.sharded.leaves import leaf_kind, local_tensors, with_local_tensors
 from shardkeep.state.adapting import adapters
 from shardkeep.state.dtypes import DTYPE_NAMES, TORCH_DTYPES
 from shardkeep.state.live import Stored
@@ -195,12 +196,12 @@ class _Fitter:
         if DTYPE_NAMES.get(leaf.dtype) != record.dtype:
             self.fit.cast.append(dotted(path))
         memory = local_tensors(leaf)
-        if is_on_meta(leaf):
+        if any(part.is_meta for part in memory):
             device = self._device or torch.device("cpu")
             memory = [torch.empty_like(part, device=device) for part in memory]
             self.fit.replaced[path] = with_local_tensors(leaf, memory, device=device)
         if leaf_kind(leaf) == "tensor":
-            self.fit.slots.append(Slot(record, Box.whole(record.shape), memory[0]))
+            self.fit.slots.append(Slot(record, _whole(record.shape), memory[0]))
             return
         for part in _layout(path, leaf, self._me).parts_of(self._me):
             view = memory[part.buffer]
@@ -210,6 +211,12 @@ class _Fitter:
 
     def _mismatch(self, path: Path, text: str) -> None:
         self.fit.mismatched.append(f"{path_text(path)} {text}")
+
+
+# Many thousand tensors have few shapes.
+@lru_cache(maxsize=1024)
+def _whole(shape: tuple[int, ...]) -> Box:
+    return Box.whole(shape)
 
 
 def _layout(path: Path, leaf: torch.Tensor, me: int) -> Layout:

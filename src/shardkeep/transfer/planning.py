@@ -20,6 +20,7 @@ from shardkeep.transfer.agreement import (
     encode_agreement,
     make_agreement,
 )
+from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.council import Council
 from shardkeep.transfer.view_codec import decode_save_view, encode_save_view
 
@@ -45,8 +46,9 @@ class Planning:
         self._council = council
         self._nbytes = nbytes
         self._threads = threads
-        self._body = encode_save_view(view)
-        self.digest = digest_view(self._body).hex()
+        with gc_paused():
+            self._body = encode_save_view(view)
+            self.digest = digest_view(self._body).hex()
         self.settlement: Settlement | None = None
         """On the chair: the checkpoint that all views make up."""
 
@@ -89,8 +91,7 @@ class Planning:
         if wanted:
             for rank, body in self._council.collect("views", wanted).items():
                 views[self._reports[rank].digest] = decode_save_view(body)
-        groups = [(views[digest], ranks) for digest, ranks in self._ranks_of.items()]
-        self.settlement = settle(groups)
+        self.settlement = _settled(views, self._ranks_of)
         largest = max(report.nbytes for report in self._reports.values())
         agreement = make_agreement(
             new_save_id(),
@@ -100,6 +101,22 @@ class Planning:
             self.settlement,
         )
         self._council.announce("agree", encode_agreement(agreement))
+
+
+_settlements: dict[object, Settlement] = {}
+_MAX_SETTLEMENTS = 2
+
+
+def _settled(views: Mapping[str, SaveView], ranks_of: Mapping[str, Sequence[int]]) -> Settlement:
+    """What the views come to, taken from the last save that had the same ones."""
+    key = tuple((digest, tuple(ranks)) for digest, ranks in ranks_of.items())
+    if key not in _settlements:
+        while len(_settlements) >= _MAX_SETTLEMENTS:
+            _settlements.pop(next(iter(_settlements)), None)
+        with gc_paused():
+            made = settle([(views[digest], ranks) for digest, ranks in ranks_of.items()])
+        _settlements[key] = made
+    return _settlements[key]
 
 
 def tensors_to_write(

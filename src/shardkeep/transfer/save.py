@@ -28,7 +28,6 @@ from shardkeep.manifest import (
     file_name,
     report_name,
 )
-from shardkeep.plan.assign import plan_divisions
 from shardkeep.plan.divide import Chunk
 from shardkeep.plan.grids import GridTable, tensor_records
 from shardkeep.plan.settle import SaveView
@@ -44,10 +43,11 @@ from shardkeep.transfer.commit import (
     require_visible,
 )
 from shardkeep.transfer.council import Council
-from shardkeep.transfer.planning import Planning, divisions_of, tensors_to_write
+from shardkeep.transfer.planning import Planning, divisions_of
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.replicas import (
     CheckReplicas,
+    Holders,
     combine,
     digest_replicas,
     divergence_error,
@@ -234,9 +234,7 @@ class _Save:
     def _finish(
         self, agreement: Agreement, layouts: Mapping[str, Layout], records: list[FileRecord]
     ) -> SaveOutcome:
-        shared = digest_replicas(
-            layouts, self.kept.memory, self.council.me, self.options.check_replicas
-        )
+        shared = self._digest_replicas(layouts)
         wrote = _Wrote(
             [(r.number, r.nbytes, r.header_nbytes, r.header_digest) for r in records],
             combine(shared),
@@ -256,6 +254,13 @@ class _Save:
             tuple(records),
             outcome.total_nbytes,
             self.timings.seconds,
+        )
+
+    def _digest_replicas(self, layouts: Mapping[str, Layout]) -> dict[Holders, dict[str, int]]:
+        if len(self.council.ranks) == 1:
+            return {}
+        return digest_replicas(
+            layouts, self.kept.memory, self.council.me, self.options.check_replicas
         )
 
     def _times(self, records: Sequence[FileRecord]) -> RankTimes:
@@ -288,7 +293,8 @@ class _Save:
         times = {rank: one.times for rank, one in wrote.items()}
         hosts = {rank: one.host for rank, one in times.items()}
         require_visible(self.storage, agreement.save_id, records, hosts, self.council.me)
-        manifest = encode_manifest(self._manifest(agreement, records))
+        with gc_paused():
+            manifest = encode_manifest(self._manifest(agreement, records))
         # Until told otherwise: Ctrl-C, too, may come after the manifest was put.
         self.tried_to_commit = True
         try:
@@ -309,9 +315,8 @@ class _Save:
             raise RuntimeError("only the chair makes the manifest")
         index = {(record.rank, record.number): at for at, record in enumerate(records)}
         table = GridTable(index)
-        divisions = plan_divisions(
-            tensors_to_write(settlement.entries, settlement.layouts),
-            file_count=agreement.file_count,
+        divisions = divisions_of(
+            settlement.entries, settlement.layouts, agreement, self.planning.digest
         )
         tensors = tensor_records(settlement.entries, divisions, table)
         return Manifest(
