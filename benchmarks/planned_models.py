@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import shardkeep.layouts.mesh_layout as mesh_layouts
 import shardkeep.plan.divide as divisions
+import shardkeep.transfer.planning as planning
 from shardkeep.layouts import Layout, Mesh, Replicate, Split
 from shardkeep.manifest import DictNode, TensorNode
 from shardkeep.plan import Entry
@@ -80,4 +81,6 @@ def forget() -> None:
     layouts = mesh_layouts.mesh_layout
     for cached in (layouts, runs, parts, divisions._mesh_cuts, divisions._chunks):
         cached.cache_clear()
+    for kept in (planning._settlements, planning._divided):
+        kept.clear()
     gc.collect()

@@ -5,6 +5,7 @@ the files that they would have written, are invented.
 """
 
 import json
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 
@@ -53,7 +54,7 @@ class CrowdStorage(MemoryStorage):
     """Memory that also lists the files of the crowd."""
 
     def __init__(self, crowd: Crowd) -> None:
-        super().__init__(f"crowd-{id(crowd)}", create=True)
+        super().__init__(f"crowd-{secrets.token_hex(8)}", create=True)
         self._crowd = crowd
 
     def list(self) -> Entries:
