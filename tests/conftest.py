@@ -4,9 +4,13 @@ A property test sets no `max_examples` of its own, so that `make torture` can ra
 """
 
 import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+import shardkeep as sk
 
 # No deadline: the first example of a test pays for imports and process start.
 settings.register_profile("shardkeep", max_examples=100, deadline=None)
@@ -22,3 +26,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., sk.Checkpointer]]:
+    """Checkpointers of one run; what is under way ends with the test."""
+    from shardkeep import checkpoint
+
+    yield lambda **options: sk.Checkpointer(tmp_path / "run", durable=False, **options)
+    checkpoint._background.wait()
+    checkpoint._background.unseen_errors()

@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,6 @@ from tests.runs import (
     save_all,
     state_of,
 )
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., sk.Checkpointer]]:
-    """Checkpointers of one run; what is under way ends with the test."""
-    yield lambda **options: sk.Checkpointer(tmp_path / "run", durable=False, **options)
-    checkpoint._background.wait()
-    checkpoint._background.unseen_errors()
-
 
 # Saving and listing
 

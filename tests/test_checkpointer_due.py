@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,15 +23,6 @@ from tests.runs import (
     save_all,
     state_of,
 )
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., sk.Checkpointer]]:
-    """Checkpointers of one run; what is under way ends with the test."""
-    yield lambda **options: sk.Checkpointer(tmp_path / "run", durable=False, **options)
-    checkpoint._background.wait()
-    checkpoint._background.unseen_errors()
-
 
 # Saving when it is due
 

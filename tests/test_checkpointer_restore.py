@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 import xxhash
 
 import shardkeep as sk
-from shardkeep import checkpoint, checkpointer
+from shardkeep import checkpointer
 from tests.runs import (
     assert_restores,
     break_off,
@@ -24,15 +23,6 @@ from tests.runs import (
     save_all,
     state_of,
 )
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., sk.Checkpointer]]:
-    """Checkpointers of one run; what is under way ends with the test."""
-    yield lambda **options: sk.Checkpointer(tmp_path / "run", durable=False, **options)
-    checkpoint._background.wait()
-    checkpoint._background.unseen_errors()
-
 
 # Restoring
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _VERIFY_NBYTES = 8 * 1024 * 1024
 
 # What NumPy has no type for comes as bits of the same size.
-_NUMPY_DTYPES: dict[str, Any] = {
+NUMPY_DTYPES: dict[str, Any] = {
     "BOOL": np.bool_,
     "U8": np.uint8,
     "I8": np.int8,
@@ -303,7 +303,7 @@ class StoredTensor:
         """The cells as a NumPy array; dtypes that NumPy lacks come as bits of the same size."""
         box, squeezed = _parse_index(index, self.shape)
         bits = self._checkpoint.read(self._record, box)
-        array = bits.view(_NUMPY_DTYPES.get(self.dtype, bits.dtype))
+        array = bits.view(NUMPY_DTYPES.get(self.dtype, bits.dtype))
         # The ellipsis keeps a single cell an array.
         return array[(*(0 if d in squeezed else slice(None) for d in range(box.ndim)), ...)]
 
@@ -315,7 +315,7 @@ class StoredTensor:
                 f"{self.key!r} is stored in several chunks, or its storage cannot be mapped; "
                 "index it instead"
             )
-        return array.view(_NUMPY_DTYPES.get(self.dtype, array.dtype))
+        return array.view(NUMPY_DTYPES.get(self.dtype, array.dtype))
 
     def __repr__(self) -> str:
         return f"StoredTensor({self.key!r}, {self.dtype}, {list(self.shape)})"

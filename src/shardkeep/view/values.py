@@ -19,28 +19,11 @@ import numpy as np
 from shardkeep.boxes import Box
 from shardkeep.manifest import TensorRecord, itemsize
 from shardkeep.plan import cut
-from shardkeep.transfer.lazy import Checkpoint
+from shardkeep.transfer.lazy import NUMPY_DTYPES, Checkpoint
 from shardkeep.view.small_floats import FLOAT8_VALUES
 
 _PIECE_NBYTES = 8 * 2**20
 Array = np.ndarray[Any, np.dtype[Any]]
-
-_DTYPES: dict[str, Any] = {
-    "BOOL": np.bool_,
-    "U8": np.uint8,
-    "I8": np.int8,
-    "U16": np.uint16,
-    "I16": np.int16,
-    "U32": np.uint32,
-    "I32": np.int32,
-    "U64": np.uint64,
-    "I64": np.int64,
-    "F16": np.float16,
-    "F32": np.float32,
-    "F64": np.float64,
-    "C64": np.complex64,
-    "C128": np.complex128,
-}
 
 
 def pieces(record: TensorRecord) -> list[Box]:
@@ -56,7 +39,7 @@ def as_numbers(bits: Array, dtype: str) -> Array:
         return (bits.astype(np.uint32) << 16).view(np.float32)
     if dtype in FLOAT8_VALUES:
         return FLOAT8_VALUES[dtype]()[bits]
-    return bits.view(_DTYPES[dtype])
+    return bits.view(NUMPY_DTYPES[dtype])
 
 
 def _reals(numbers: Array) -> Array:
