@@ -102,9 +102,34 @@ class Raw(Contender):
     def load(self, state: State, path: Path) -> None:
         _in_threads(state, path, _read)
 
+    def load_as_many(self, state: State, path: Path) -> None:
+        """As many bytes as the state has here, from files that another number of ranks wrote."""
+        files, size = sorted(path.iterdir()), dist.get_world_size() * THREADS
+        shares = [files[n::size] for n in range(dist.get_rank(), size, dist.get_world_size())]
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(_read_all, shares, _halves(_views(state))))
+
+
+def _read_all(files: Sequence[Path], views: Sequence[memoryview]) -> None:
+    """The files one after the other into the views; the last file may be read in part."""
+    left = list(views)
+    for file in files:
+        nbytes, part = file.stat().st_size, list[memoryview]()
+        while left and nbytes:
+            view = left.pop(0)
+            part.append(view[:nbytes])
+            if len(view) > nbytes:
+                left.insert(0, view[nbytes:])
+            nbytes -= len(part[-1])
+        _read(file, part)
+
+
+def _views(state: State) -> list[memoryview]:
+    return [t.view(-1).view(torch.uint8).numpy().data for t in locals_of(state)]
+
 
 def _in_threads(state: State, path: Path, act: Callable[..., None]) -> None:
-    views = [t.view(-1).view(torch.uint8).numpy().data for t in locals_of(state)]
+    views = _views(state)
     files = [path / f"{dist.get_rank()}-{number}" for number in range(THREADS)]
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(act, files, _halves(views)))
