@@ -461,7 +461,9 @@ def test_numpy_alone_is_enough_to_read(path: Path) -> None:
         "import sys\n"
         "from shardkeep.storage import LocalStorage\n"
         "from shardkeep.transfer.lazy import Checkpoint\n"
-        f"with Checkpoint(LocalStorage({str(path)!r}), threads=1, owns_storage=True) as c:\n"
+        "from shardkeep.transfer.opened import open_committed\n"
+        f"opened = open_committed(LocalStorage({str(path)!r}))\n"
+        "with Checkpoint(opened, threads=1, owns_storage=True) as c:\n"
         "    print(c['a'].numpy().sum(), c.verify().problems, c.info('a').shape)\n"
         "print('torch' in sys.modules)\n"
     )

@@ -26,11 +26,13 @@ from shardkeep.transfer.explain import (
 )
 from shardkeep.transfer.groups import council_of
 from shardkeep.transfer.lazy import Checkpoint
+from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter, Progress
 from shardkeep.transfer.prune import PruneReport, prune_leftovers
 from shardkeep.transfer.replicas import CheckReplicas
 from shardkeep.transfer.restore import LoadOptions, build, restore
 from shardkeep.transfer.save import SaveOptions, Timings, run_save
+from shardkeep.translate.opening import open_source
 
 Path = str | os.PathLike[str] | Storage
 
@@ -210,6 +212,17 @@ def _opened(path: Path, *, create: bool = False, durable: bool = False) -> Gener
             storage.close()
 
 
+@contextmanager
+def _source(path: Path) -> Generator[Opened]:
+    """The checkpoint at a path, as it is now."""
+    opened = open_source(path)
+    try:
+        yield opened
+    finally:
+        if opened.storage is not path:
+            opened.storage.close()
+
+
 def _save_options(
     overwrite: bool,
     threads: int,
@@ -247,14 +260,14 @@ def load(
     paths. Every byte is checked against its digest unless `verify=False`.
     """
     if into is None:
-        with _opened(path) as storage, Meter("loading", progress, show=True) as meter:
+        with Meter("loading", progress, show=True) as meter:
             options = LoadOptions(keys, strict, cast, verify, threads, _device(device), meter)
-            return build(storage, RankGroup.of(group).me, options)
+            return build(lambda: _source(path), RankGroup.of(group).me, options)
     council = council_of(group, act="load", timeout=timeout)
     with Meter("loading", progress, show=council.me == council.chair) as meter:
         with _told(council, "load"):
             options = LoadOptions(keys, strict, cast, verify, threads, _device(device), meter)
-        return restore(lambda: _opened(path), into, council, options)
+        return restore(lambda: _source(path), into, council, options)
 
 
 def _device(device: torch.device | str | None) -> torch.device | None:
@@ -263,21 +276,16 @@ def _device(device: torch.device | str | None) -> torch.device | None:
 
 def open(path: Path, *, threads: int = THREADS) -> Checkpoint:
     """A checkpoint to look into: keys, shapes, slices, verification. Reads only what is asked."""
-    storage = open_storage(path, create=False, durable=False)
-    try:
-        return Checkpoint(storage, threads=threads, owns_storage=storage is not path)
-    except BaseException:
-        if storage is not path:
-            storage.close()
-        raise
+    opened = open_source(path)
+    return Checkpoint(opened, threads=threads, owns_storage=opened.storage is not path)
 
 
 def explain(
     path: Path, into: Any, *, keys: Sequence[str] | None = None, threads: int = THREADS
 ) -> LoadExplanation:
     """What loading the checkpoint into `into` would do on this rank; reads no tensor data."""
-    with _opened(path) as storage:
-        return explain_load(storage, into, RankGroup.of().me, keys, threads)
+    with _source(path) as opened:
+        return explain_load(opened, into, RankGroup.of().me, keys, threads)
 
 
 def explain_save(

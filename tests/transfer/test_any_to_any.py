@@ -19,6 +19,7 @@ from shardkeep.testing.example_counts import examples
 from shardkeep.testing.layout_strategies import distinct_values, held_by, layouts, raw, shapes
 from shardkeep.transfer import planning
 from shardkeep.transfer.lazy import Checkpoint
+from shardkeep.transfer.opened import open_committed
 from tests.transfer.worlds import (
     Laid,
     all_well,
@@ -103,7 +104,7 @@ def assert_comes_back(storage: Storage, moves: Moves, *, reverse: bool) -> None:
     sources = {key: Laid(whole, source) for key, (whole, source, _) in moves.items()}
     targets = {key: Laid(whole, target) for key, (whole, _, target) in moves.items()}
     assert_written_once(storage, sources)
-    with Checkpoint(storage, threads=1, owns_storage=False) as checkpoint:
+    with Checkpoint(open_committed(storage), threads=1, owns_storage=False) as checkpoint:
         assert checkpoint.verify().problems == ()
     for rank in range(world_of(targets)):
         loaded = load_held(storage, targets, rank, reverse=reverse)

@@ -16,6 +16,7 @@ from shardkeep.manifest import MANIFEST_NAME, decode_manifest
 from shardkeep.storage import MemoryStorage
 from shardkeep.transfer.lazy import Checkpoint
 from shardkeep.transfer.open_manifest import Headers
+from shardkeep.transfer.opened import open_committed
 from tests.transfer.worlds import data_files, memory
 
 STATE = {"w": torch.arange(1, 1025, dtype=torch.float32), "b": torch.arange(1, 300), "n": "text"}
@@ -64,7 +65,7 @@ def data_name(saved: dict[str, bytes]) -> str:
 
 
 def verify(storage: Any) -> tuple[str, ...]:
-    return Checkpoint(storage, threads=1, owns_storage=False).verify().problems
+    return Checkpoint(open_committed(storage), threads=1, owns_storage=False).verify().problems
 
 
 def test_every_flipped_bit_of_the_manifest_is_found(saved: dict[str, bytes]) -> None:
@@ -91,7 +92,7 @@ def test_every_flipped_bit_of_a_header_is_found(saved: dict[str, bytes]) -> None
 def assert_data_flips_are_found(saved: dict[str, bytes], bits: Iterator[int]) -> None:
     storage, name = Bytes(saved), data_name(saved)
     assert verify(storage) == ()
-    checkpoint = Checkpoint(storage, threads=1, owns_storage=False)  # type: ignore[arg-type]
+    checkpoint = Checkpoint(open_committed(storage), threads=1, owns_storage=False)  # type: ignore[arg-type]
     for bit in bits:
         storage.flip(name, bit)
         (problem,) = checkpoint.verify().problems

@@ -46,7 +46,7 @@ from shardkeep.transfer.agreement import (
 )
 from shardkeep.transfer.council import StoreCouncil
 from shardkeep.transfer.filling import fill_slots
-from shardkeep.transfer.open_manifest import Headers, read_manifest
+from shardkeep.transfer.opened import open_committed
 from shardkeep.transfer.planning import tensors_to_write
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.save import SaveOptions, SaveOutcome, Timings, run_save
@@ -247,7 +247,8 @@ def load_held(
     storage: Storage, tensors: Mapping[str, Laid], rank: int, *, reverse: bool = False
 ) -> dict[str, list[np.ndarray[Any, Any]]]:
     """What `rank` has in its memory after loading into these layouts, as cells of bytes."""
-    manifest = read_manifest(storage)
+    opened = open_committed(storage)
+    manifest = opened.manifest
     buffers: dict[str, list[torch.Tensor]] = {}
     slots: list[Slot] = []
     for key, laid in tensors.items():
@@ -260,9 +261,7 @@ def load_held(
             for part in laid.layout.parts_of(rank)
         ]
     fill_slots(
-        storage,
-        manifest,
-        Headers(storage, manifest),
+        opened,
         slots,
         threads=1,
         verify=True,

@@ -14,15 +14,19 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardkeep.boxes.box import Box
 from shardkeep.boxes.box_arrays import Ints
 from shardkeep.errors import InvalidError
 
 # Coordinates of corners held at once: 2**d corners for each box. 512 MiB.
 _MAX_COORDINATES = 2**26
+
+_Numbers = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,46 +54,61 @@ def find_defects(shape: Ints, starts: Ints, stops: Ints) -> Iterator[Defect]:
     whole = (starts == 0).all(axis=1) & (stops == shape[:, None]).all(axis=1)
     # A dim that no box splits adds nothing, but one of size 0 is what makes all marks cancel.
     split = np.flatnonzero(~whole | (shape == 0))
-    if _cancel(shape, starts, stops, split.tolist()):
-        return
     residue = _residue(shape[split], starts[split], stops[split])
     while residue.values.size:
         defect, residue = _split_off(residue, shape[split], starts[split], stops[split])
         yield _with_whole_dims(defect, shape, split)
 
 
-def _cancel(shape: Ints, starts: Ints, stops: Ints, split: Sequence[int]) -> bool:
+def marks_cancel(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
     """Whether nothing is left over, told in less than half the time; False where it is not told.
 
-    Marks cancel when the points of +1 and those of -1 are the same. Each point is one number.
+    Marks cancel when the points of +1 and those of -1 are the same. Each point is one number. One
+    dim's coordinates are in memory at a time.
     """
-    count = starts.shape[1]
+    # A dim that no box splits adds nothing, but one of size 0 is what makes all marks cancel.
+    split = [dim for dim, side in enumerate(shape) if not side or _is_split(dim, side, boxes)]
     if not split:
-        return count == 1
-    sides = [int(shape[dim]) + 1 for dim in split]
-    if math.prod(sides) > 2**63 - 1 or _are_too_many(count, len(split)):
+        return len(boxes) == 1
+    span = math.prod(shape[dim] + 1 for dim in split)
+    if span > 2**63 - 1 or _are_too_many(len(boxes), len(split)):
         return False
-    plus, minus = _numbered_points(shape, starts, stops, split, sides)
+    # Numbers that fit are half as large, and sorted sooner.
+    kind = np.int32 if span < 2**31 else np.int64
+    points = np.zeros((2, 2 ** (len(split) - 1), len(boxes) + 1), kind)
+    for place, dim in enumerate(split):
+        starts = np.fromiter((box.start[dim] for box in boxes), kind, len(boxes))
+        stops = np.fromiter((box.stop[dim] for box in boxes), kind, len(boxes))
+        if (stops > shape[dim]).any():
+            return False
+        _add_dim(points, place, len(split), shape[dim], starts, stops)
+    # The last ones are of the whole shape: what is taken off stands on the other side.
+    points[:, :, -1] = points[::-1, :, -1].copy()
+    plus, minus = points.reshape(2, -1)
     plus.sort()
     minus.sort()
     return bool((plus == minus).all())
 
 
-def _numbered_points(
-    shape: Ints, starts: Ints, stops: Ints, split: Sequence[int], sides: Sequence[int]
-) -> Ints:
-    """The points of +1 and those of -1, in two rows; the marks of the whole shape taken off."""
-    points = np.zeros((2, 2 ** (len(split) - 1), starts.shape[1] + 1), np.int64)
+def _is_split(dim: int, side: int, boxes: Sequence[Box]) -> bool:
+    return any(box.start[dim] or box.stop[dim] != side for box in boxes)
+
+
+def _add_dim(
+    points: NDArray[Any],
+    place: int,
+    ndim: int,
+    side: int,
+    starts: NDArray[Any],
+    stops: NDArray[Any],
+) -> None:
+    """Take one more dim into the numbers: those of +1 are the first row, those of -1 the second."""
     rows = [iter(points[0]), iter(points[1])]
-    for corner in product((0, 1), repeat=len(split)):
+    for corner in product((0, 1), repeat=ndim):
         row = next(rows[sum(corner) % 2])
-        for dim, side, is_stop in zip(split, sides, corner, strict=True):
-            row *= side
-            row[:-1] += stops[dim] if is_stop else starts[dim]
-            row[-1] += shape[dim] * is_stop
-    # The last ones are of the whole shape: what is taken off stands on the other side.
-    points[:, :, -1] = points[::-1, :, -1].copy()
-    return points.reshape(2, -1)
+        row *= side + 1
+        row[:-1] += stops if corner[place] else starts
+        row[-1] += side * corner[place]
 
 
 def _residue(shape: Ints, starts: Ints, stops: Ints) -> _Marks:

@@ -29,6 +29,14 @@ class Messenger(Protocol):
     def allgather(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], /
     ) -> Work: ...
+    def alltoall_base(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_sizes: list[int],
+        input_sizes: list[int],
+        /,
+    ) -> Work: ...
     def broadcast(self, tensors: list[torch.Tensor], options: dist.BroadcastOptions, /) -> Work: ...
 
 

@@ -51,6 +51,6 @@ def _copy_file(
         step = max(file.block_nbytes, _STEP_NBYTES - _STEP_NBYTES % file.block_nbytes)
         for start in range(file.data_start, file.nbytes, step):
             piece = source.read(file.name, start, min(step, file.nbytes - start))
-            require_blocks(file, start, memoryview(piece))
+            require_blocks(file, headers[index].digests, start, memoryview(piece))
             sink.write(start, [piece])
             meter.add(len(piece))

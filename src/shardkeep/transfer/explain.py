@@ -17,11 +17,10 @@ from shardkeep.plan.settle import SaveView, Settlement
 from shardkeep.state.building import tensor_numbers
 from shardkeep.state.keeping import KeptState
 from shardkeep.state.restoring import Shadow, fit_state
-from shardkeep.storage import Storage
 from shardkeep.transfer.council import Council
 from shardkeep.transfer.load import BIT_DTYPES, Want, plan_load
+from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.planning import Planning, tensors_to_write
-from shardkeep.transfer.restore import Opened
 
 _SHOWN = 8
 
@@ -63,10 +62,9 @@ class LoadExplanation:
 
 
 def explain_load(
-    storage: Storage, into: Any, me: int, keys: Sequence[str] | None, threads: int
+    opened: Opened, into: Any, me: int, keys: Sequence[str] | None, threads: int
 ) -> LoadExplanation:
     """The plan of this rank's load; reads the manifest and headers only."""
-    opened = Opened(storage)
     shadow = Shadow(into, opened.manifest, me=me, keys=keys)
     fit = fit_state(opened.manifest, shadow.tree, me=me, keys=keys, cast=True)
     parts = [number for node in fit.sparse.values() for number in tensor_numbers(node)]
@@ -78,7 +76,7 @@ def explain_load(
         Want(record, box, np.empty(box.shape, BIT_DTYPES[itemsize(record.dtype)]))
         for record, box in boxes
     ]
-    plans = plan_load(opened.manifest, opened.headers, wants, threads=threads)
+    plans = plan_load(opened, wants, threads=threads)
     windows = [r for plan in plans for r in plan.reads if isinstance(r, WindowRead)]
     return LoadExplanation(
         nbytes_wanted=sum(want.array.nbytes for want in wants),

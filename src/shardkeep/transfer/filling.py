@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardkeep.manifest import Manifest, itemsize
+from shardkeep.manifest import itemsize
 from shardkeep.state.dtypes import TORCH_DTYPES
 from shardkeep.state.restoring import Slot
-from shardkeep.storage import CanReadInto
 from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.load import BIT_DTYPES, Want, fill
-from shardkeep.transfer.open_manifest import Headers
+from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
 
 # Tensors that are not read in place pass through host memory, so many bytes at a time.
@@ -35,9 +34,7 @@ _NUMPY_KNOWS = frozenset((torch.float32, torch.float16, torch.float64, torch.int
 
 
 def fill_slots(
-    storage: CanReadInto,
-    manifest: Manifest,
-    headers: Headers,
+    opened: Opened,
     slots: Sequence[Slot],
     *,
     threads: int,
@@ -49,10 +46,10 @@ def fill_slots(
         in_place, staged_slots = _parted(slots)
         wants = [Want(slot.record, slot.box, _bits(slot.memory)) for slot in in_place]
     options: dict[str, Any] = {"threads": threads, "verify": verify, "meter": meter}
-    total = fill(storage, manifest, headers, wants, **options)
+    total = fill(opened, wants, **options)
     for batch in _batches(staged_slots):
         staged = [(slot, Want(slot.record, slot.box, _fresh(slot))) for slot in batch]
-        total += fill(storage, manifest, headers, [want for _, want in staged], **options)
+        total += fill(opened, [want for _, want in staged], **options)
         for slot, want in staged:
             _deliver(slot, want.array)
     return total

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardkeep.boxes import Box
-from shardkeep.errors import CorruptError, InvalidError, NotFoundError, StorageError
+from shardkeep.errors import InvalidError
 from shardkeep.manifest import (
     ArrayNode,
     DictNode,
@@ -27,18 +27,16 @@ from shardkeep.manifest import (
     TupleNode,
     itemsize,
 )
-from shardkeep.plan.reads import WindowRead
-from shardkeep.storage import Storage
-from shardkeep.transfer.load import BIT_DTYPES, Want, fill
-from shardkeep.transfer.open_manifest import Headers, read_manifest
+from shardkeep.transfer.load import BIT_DTYPES, Want, fill, map_chunk
+from shardkeep.transfer.open_manifest import Chunks
+from shardkeep.transfer.opened import Opened
+from shardkeep.transfer.own_values import own_value
 from shardkeep.transfer.progress import Meter, Progress
-from shardkeep.transfer.read import Array, FileReads, Reader
+from shardkeep.transfer.read import Array
 from shardkeep.transfer.report import SaveReport, read_report
 
 if TYPE_CHECKING:
     import torch
-
-_VERIFY_NBYTES = 8 * 1024 * 1024
 
 # What NumPy has no type for comes as bits of the same size.
 NUMPY_DTYPES: dict[str, Any] = {
@@ -89,12 +87,12 @@ class Checkpoint(Mapping[str, "StoredTensor"]):
     It shows the checkpoint as it was when it was opened.
     """
 
-    def __init__(self, storage: Storage, *, threads: int, owns_storage: bool) -> None:
-        self._storage = storage
+    def __init__(self, opened: Opened, *, threads: int, owns_storage: bool) -> None:
+        self._opened = opened
+        self._storage = opened.storage
         self._owns_storage = owns_storage
         self._threads = threads
-        self.manifest: Manifest = read_manifest(storage)
-        self._headers = Headers(storage, self.manifest)
+        self.manifest: Manifest = opened.manifest
 
     @property
     def path(self) -> str:
@@ -137,13 +135,7 @@ class Checkpoint(Mapping[str, "StoredTensor"]):
 
     def per_rank(self, key: str, rank: int) -> Any:
         """The value that `rank` saved under `key` as its own."""
-        from shardkeep.state.building import build_state
-
-        index = self.manifest.files.find(rank=rank, number=0)
-        values = self._headers[index].per_rank if index is not None else {}
-        if key not in values:
-            raise NotFoundError(f"rank {rank} saved no value of its own under {key!r}")
-        return build_state(values[key], _no_tensor, str)
+        return own_value(self._opened, key, rank)
 
     def info(self, key: str) -> TensorInfo:
         """Dtype, shape, size and chunks of a tensor; reads no data."""
@@ -158,9 +150,7 @@ class Checkpoint(Mapping[str, "StoredTensor"]):
         array = np.empty(box.shape, BIT_DTYPES[itemsize(record.dtype)])
         with Meter("reading", None, show=False) as meter:
             fill(
-                self._storage,
-                self.manifest,
-                self._headers,
+                self._opened,
                 [Want(record, box, array)],
                 threads=self._threads,
                 verify=True,
@@ -171,15 +161,10 @@ class Checkpoint(Mapping[str, "StoredTensor"]):
     def mapped(self, record: TensorRecord) -> Array | None:
         """A tensor in the storage's own memory, if it is one chunk and the storage can."""
         chunks = list(self.manifest.chunks(record))
-        map_file = getattr(self._storage, "map", None)
-        if len(chunks) != 1 or map_file is None:
+        if len(chunks) != 1:
             return None
         ((box, index),) = chunks
-        name = self.manifest.file_name(index)
-        entry = self._headers[index].chunk(record, box, where=name)
-        dtype = np.dtype(BIT_DTYPES[itemsize(record.dtype)])
-        view: Array = np.frombuffer(map_file(name), np.uint8)[entry.start : entry.stop]
-        return view.view(dtype).reshape(record.shape)
+        return map_chunk(self._opened, record, box, index)
 
     def verify(self, *, progress: Progress | None = None) -> VerifyReport:
         """Read every byte of every file and compare it with its digest."""
@@ -187,39 +172,17 @@ class Checkpoint(Mapping[str, "StoredTensor"]):
         with Meter("verifying", progress, show=True) as meter:
             meter.expect(sum(self.manifest.files.nbytes))
             with ThreadPoolExecutor(self._threads, "shardkeep-verify") as pool:
+                chunks, damage = self._chunks_by_file, self._opened.places.damage
                 acts = [
-                    pool.submit(self._verify_file, index, meter)
+                    pool.submit(damage, index, chunks.get(index, ()), meter)
                     for index in range(len(self.manifest.files))
                 ]
                 for act in acts:
                     problems.extend(act.result())
         return VerifyReport(sum(self.manifest.files.nbytes), tuple(problems))
 
-    def _verify_file(self, index: int, meter: Meter) -> list[str]:
-        try:
-            file = self._headers.open_file(index)
-            self._verify_chunks(index)
-        except (CorruptError, NotFoundError, StorageError) as error:
-            return [str(error)]
-        problems: list[str] = []
-        reader = Reader(self._storage, threads=1, verify=True, meter=meter)
-        step = max(file.block_nbytes, _VERIFY_NBYTES - _VERIFY_NBYTES % file.block_nbytes)
-        for start in range(file.data_start, file.nbytes, step):
-            window = WindowRead(start, min(start + step, file.nbytes), ())
-            try:
-                reader.run([FileReads(file, [window], [])])
-            except (CorruptError, StorageError) as error:
-                problems.append(str(error))
-        return problems
-
-    def _verify_chunks(self, index: int) -> None:
-        """The file holds every chunk that the manifest puts there."""
-        name = self.manifest.file_name(index)
-        for record, box in self._chunks_by_file.get(index, ()):
-            self._headers[index].chunk(record, box, where=name)
-
     @property
-    def _chunks_by_file(self) -> Mapping[int, Sequence[tuple[TensorRecord, Box]]]:
+    def _chunks_by_file(self) -> Mapping[int, Chunks]:
         if not hasattr(self, "_by_file"):
             found: dict[int, list[tuple[TensorRecord, Box]]] = {}
             for record in self.manifest.tensors:
@@ -258,10 +221,6 @@ def _by_tensors(node: Node) -> Node:
     if isinstance(node, ListNode | TupleNode):
         return replace(node, items=tuple(map(_by_tensors, node.items)))
     return node
-
-
-def _no_tensor(number: int) -> Any:
-    raise InvalidError("values of a rank's own hold no tensors")
 
 
 class StoredTensor:

@@ -12,9 +12,9 @@ from shardkeep.boxes import Box
 from shardkeep.errors import CorruptError
 from shardkeep.manifest import Chunk, Manifest, TensorRecord, itemsize
 from shardkeep.plan.reads import Piece, Read, plan_reads
-from shardkeep.storage import CanReadInto
+from shardkeep.storage import CanMap
 from shardkeep.transfer.collecting import gc_paused
-from shardkeep.transfer.open_manifest import Headers
+from shardkeep.transfer.opened import Opened, Places
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.read import Array, FileReads, OpenFile, Reader, nbytes_of
 
@@ -58,24 +58,22 @@ class FilePlan:
         return sum(nbytes_of(self.file, read) for read in self.reads)
 
 
-def plan_load(
-    manifest: Manifest, headers: Headers, wants: Sequence[Want], *, threads: int
-) -> list[FilePlan]:
+def plan_load(opened: Opened, wants: Sequence[Want], *, threads: int) -> list[FilePlan]:
     """What to read of which file; reads the headers of these files, but no data."""
     places = [
         (want, chunk, index)
-        for want, chunks in zip(wants, _chunks_of(manifest, wants), strict=True)
+        for want, chunks in zip(wants, _chunks_of(opened.manifest, wants), strict=True)
         for chunk, index in chunks
     ]
-    headers.fetch(dict.fromkeys(index for _, _, index in places), threads=threads)
+    opened.places.fetch(dict.fromkeys(index for _, _, index in places), threads=threads)
     pieces: dict[int, list[Piece]] = {}
     arrays: dict[int, list[Array]] = {}
     for want, chunk, index in places:
         own = arrays.setdefault(index, [])
-        piece, array = _piece(manifest, headers, want, chunk, index, len(own))
+        piece, array = _piece(opened.places, want, chunk, index, len(own))
         pieces.setdefault(index, []).append(piece)
         own.append(array)
-    return [_file_plan(manifest, headers, index, pieces[index], arrays[index]) for index in pieces]
+    return [_file_plan(opened.places, index, pieces[index], arrays[index]) for index in pieces]
 
 
 def _chunks_of(manifest: Manifest, wants: Sequence[Want]) -> Iterator[list[Chunk]]:
@@ -89,10 +87,8 @@ def _chunks_of(manifest: Manifest, wants: Sequence[Want]) -> Iterator[list[Chunk
         yield known[alike]
 
 
-def _piece(
-    manifest: Manifest, headers: Headers, want: Want, chunk: Box, index: int, target: int
-) -> tuple[Piece, Array]:
-    start = headers.chunk(index, want.record, chunk).start
+def _piece(places: Places, want: Want, chunk: Box, index: int, target: int) -> tuple[Piece, Array]:
+    start = places.chunk(index, want.record, chunk).start
     size = itemsize(want.record.dtype)
     shape = chunk.shape
     if chunk.start == want.box.start and chunk.stop == want.box.stop:
@@ -113,28 +109,32 @@ def _made(
 
 
 def _file_plan(
-    manifest: Manifest,
-    headers: Headers,
-    index: int,
-    pieces: Sequence[Piece],
-    arrays: list[Array],
+    places: Places, index: int, pieces: Sequence[Piece], arrays: list[Array]
 ) -> FilePlan:
-    record = manifest.files[index]
+    file = places.open_file(index)
     reads = plan_reads(
         pieces,
-        data_start=record.header_nbytes,
-        file_nbytes=record.nbytes,
-        block_nbytes=headers[index].block_nbytes,
+        data_start=file.data_start,
+        file_nbytes=file.nbytes,
+        block_nbytes=file.block_nbytes,
         window_nbytes=WINDOW_NBYTES,
         max_gap_nbytes=MAX_GAP_NBYTES,
     )
-    return FilePlan(index, headers.open_file(index), reads, arrays)
+    return FilePlan(index, file, reads, arrays)
+
+
+def map_chunk(opened: Opened, record: TensorRecord, box: Box, index: int) -> Array | None:
+    """A stored chunk in the storage's own memory, as bits, unchecked; None if it cannot map."""
+    if not isinstance(opened.storage, CanMap):
+        return None
+    entry = opened.places.chunk(index, record, box)
+    file = np.frombuffer(opened.storage.map(opened.manifest.file_name(index)), np.uint8)
+    bits = file[entry.start : entry.stop].view(BIT_DTYPES[itemsize(record.dtype)])
+    return bits.reshape(box.shape)
 
 
 def fill(
-    storage: CanReadInto,
-    manifest: Manifest,
-    headers: Headers,
+    opened: Opened,
     wants: Sequence[Want],
     *,
     threads: int,
@@ -143,8 +143,8 @@ def fill(
 ) -> int:
     """Fill the arrays of all wants; the number of bytes read."""
     with gc_paused():
-        plans = plan_load(manifest, headers, wants, threads=threads)
+        plans = plan_load(opened, wants, threads=threads)
     jobs = [FileReads(plan.file, plan.reads, plan.arrays) for plan in plans]
     meter.expect(sum(plan.nbytes for plan in plans))
-    reader = Reader(storage, threads=threads, verify=verify, meter=meter)
+    reader = Reader(opened.storage, threads=threads, verify=verify, meter=meter)
     return reader.run(jobs)

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import Any, Protocol
 
 from shardkeep.boxes import Box
-from shardkeep.errors import NotFoundError
+from shardkeep.errors import CorruptError, NotFoundError, StorageError
 from shardkeep.manifest import (
     Header,
     Manifest,
+    Node,
     StoredEntry,
     TensorRecord,
     decode_listed_header,
     decode_manifest,
 )
 from shardkeep.manifest.limits import MAX_MANIFEST_NBYTES
+from shardkeep.plan.reads import WindowRead
 from shardkeep.transfer.commit import MANIFEST
-from shardkeep.transfer.read import OpenFile
+from shardkeep.transfer.progress import Meter
+from shardkeep.transfer.read import FileReads, OpenFile, Reader
 
 
 class ReadStorage(Protocol):
@@ -31,6 +34,13 @@ class ReadStorage(Protocol):
     def read(self, key: str, offset: int, nbytes: int) -> bytes: ...
     def get(self, key: str, *, max_nbytes: int) -> bytes: ...
     def size(self, key: str) -> int: ...
+    def read_into(self, key: str, offset: int, buffers: Sequence[Any]) -> None: ...
+
+
+Chunks = Sequence[tuple[TensorRecord, Box]]
+"""Stored boxes of tensors."""
+
+_VERIFY_NBYTES = 8 * 1024 * 1024
 
 
 def read_manifest(storage: ReadStorage) -> Manifest:
@@ -92,6 +102,10 @@ class Headers:
             data, manifest=self._manifest, index=index, file_nbytes=nbytes, where=name
         )
 
+    def own_values(self, index: int) -> Mapping[str, Node]:
+        """The values of its writer's own that a file holds."""
+        return self[index].per_rank
+
     def open_file(self, index: int) -> OpenFile:
         """The file as a reader needs it."""
         header, record = self[index], self._manifest.files[index]
@@ -103,6 +117,25 @@ class Headers:
             header.digests,
             _Names(header).within,
         )
+
+    def damage(self, index: int, chunks: Chunks, meter: Meter) -> list[str]:
+        """What is wrong with a file that should hold these chunks; reads every byte of it."""
+        try:
+            file = self.open_file(index)
+            for record, box in chunks:
+                self.chunk(index, record, box)
+        except (CorruptError, NotFoundError, StorageError) as error:
+            return [str(error)]
+        problems: list[str] = []
+        reader = Reader(self._storage, threads=1, verify=True, meter=meter)
+        step = max(file.block_nbytes, _VERIFY_NBYTES - _VERIFY_NBYTES % file.block_nbytes)
+        for start in range(file.data_start, file.nbytes, step):
+            window = WindowRead(start, min(start + step, file.nbytes), ())
+            try:
+                reader.run([FileReads(file, [window], [])])
+            except (CorruptError, StorageError) as error:
+                problems.append(str(error))
+        return problems
 
 
 class _Names:

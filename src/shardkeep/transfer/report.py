@@ -10,6 +10,7 @@ import msgspec
 from shardkeep.errors import NotFoundError, ShardkeepError
 from shardkeep.manifest import report_name
 from shardkeep.storage import Storage
+from shardkeep.storage.protocols import CanGet
 
 _MAX_NBYTES = 64 * 2**20
 _VERSION = 1
@@ -64,7 +65,7 @@ def write_report(storage: Storage, report: SaveReport) -> None:
         sink.write(0, [msgspec.json.encode(report)])
 
 
-def read_report(storage: Storage, save_id: str) -> SaveReport | None:
+def read_report(storage: CanGet, save_id: str) -> SaveReport | None:
     """What was kept of a save; None if there is nothing, or nothing that can be read."""
     try:
         data = storage.get(report_name(save_id), max_nbytes=_MAX_NBYTES)

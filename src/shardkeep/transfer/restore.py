@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import count
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,16 +26,16 @@ from shardkeep.state.keeping import PerRank, keep_state
 from shardkeep.state.live import Merged, OfRank
 from shardkeep.state.paths import Path, dotted
 from shardkeep.state.restoring import Fit, Shadow, Slot, fit_state, require_fit, stored_leaves
-from shardkeep.storage import Storage
 from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.council import Council
 from shardkeep.transfer.filling import fill_slots
-from shardkeep.transfer.open_manifest import Headers, read_manifest
+from shardkeep.transfer.opened import Opened
+from shardkeep.transfer.own_values import all_own_values, no_tensor, own_value
 from shardkeep.transfer.progress import Meter
 
 # A checkpoint that is replaced while it is read is read again, the new one.
 _ATTEMPTS = 5
-_HEADER_THREADS = 8
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,61 +68,20 @@ class LoadOptions:
     meter: Meter
 
 
-class Opened:
-    """A checkpoint at one moment: its manifest, and its headers as they are needed."""
-
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
-        self.manifest: Manifest = read_manifest(storage)
-        self.headers = Headers(storage, self.manifest)
-
-    def own_values(self, rank: int) -> dict[str, Node]:
-        """The values that a rank saved as its own, as nodes."""
-        index = self.manifest.files.find(rank=rank, number=0)
-        if index is None:
-            return {}
-        return dict(self.headers[index].per_rank)
-
-    def all_own_values(self, key: str) -> list[Any]:
-        """What each rank saved under `key` as its own, by rank."""
-        files = self.manifest.files
-        first = [at for at, file in enumerate(files) if file.number == 0]
-        self.headers.fetch(first, threads=_HEADER_THREADS)
-        found = {files[at].rank: self.headers[at].per_rank for at in first}
-        return [
-            build_state(found[rank][key], _no_tensor, str)
-            for rank in sorted(found)
-            if key in found[rank]
-        ]
-
-    def own_value(self, key: str, rank: int) -> Any:
-        """What `rank` saved under `key` as its own."""
-        values = self.own_values(rank)
-        if key not in values:
-            raise NotFoundError(
-                f"{key!r} has a value of each rank's own, and rank {rank} saved none (the "
-                f"checkpoint is of {self.manifest.world} ranks); load it with strict=False, or "
-                "read another rank's with open(path).per_rank(key, rank)"
-            )
-        return build_state(values[key], _no_tensor, lambda _: None)
-
-
-def _no_tensor(number: int) -> torch.Tensor:
-    raise ValueError("values of a rank's own hold no tensors")
-
-
-OpenStorage = Callable[[], AbstractContextManager[Storage]]
+OpenSource = Callable[[], AbstractContextManager[Opened]]
+"""Gives the checkpoint as it is now."""
 
 
 def restore(
-    open_storage: OpenStorage, into: Any, council: Council, options: LoadOptions
+    open_source: OpenSource, into: Any, council: Council, options: LoadOptions
 ) -> LoadReport:
     """Fill `into` in place; the same outcome on all ranks."""
     start = time.perf_counter()
     try:
-        with open_storage() as storage:
-            agreed: list[list[str]] = []
-            report = _try_again(lambda: _restore(storage, into, council, agreed, options, start))
+        agreed: list[list[str]] = []
+        report = _try_again(
+            open_source, lambda opened: _restore(opened, into, council, agreed, options, start)
+        )
         _compare(council, report.save_id)
     except BaseException as error:
         council.fail("load", error, undone=True)
@@ -131,22 +91,21 @@ def restore(
     return report
 
 
-def _try_again(act: Callable[[], Any]) -> Any:
+def _try_again(open_source: OpenSource, act: Callable[[Opened], _T]) -> _T:
     """Repeat while the checkpoint is replaced under the reader's hands."""
-    for _ in range(_ATTEMPTS - 1):
-        try:
-            return act()
-        except _ReplacedError:
-            continue
-    return act()
-
-
-class _ReplacedError(Exception):
-    """A file is gone because another save has replaced the checkpoint."""
+    for attempt in count(1):
+        with open_source() as opened:
+            try:
+                return act(opened)
+            except NotFoundError:
+                # A file is gone: with its checkpoint, or by itself?
+                if attempt == _ATTEMPTS or not opened.is_replaced:
+                    raise
+    raise AssertionError("the attempts have an end")
 
 
 def _restore(
-    storage: Storage,
+    opened: Opened,
     into: Any,
     council: Council,
     agreed: list[list[str]],
@@ -156,7 +115,6 @@ def _restore(
     """Fill this rank's part. What no rank expects is agreed on once, also if this is repeated."""
     me = council.me
     with gc_paused():
-        opened = Opened(storage)
         shadow = Shadow(into, opened.manifest, me=me, keys=options.keys)
         fit = fit_state(
             opened.manifest,
@@ -174,14 +132,9 @@ def _restore(
     if options.keys is not None:
         shadow.require_whole(fit.paths)
     values = _own_values(opened, fit, council, options.strict)
-    try:
-        nbytes = _fill(opened, fit.slots, options)
-        numbers = [number for node in fit.sparse.values() for number in tensor_numbers(node)]
-        parts, sparse_nbytes = read_tensors(opened, numbers, options)
-    except NotFoundError:
-        if read_manifest(storage).save_id != opened.manifest.save_id:
-            raise _ReplacedError from None
-        raise
+    nbytes = _fill(opened, fit.slots, options)
+    numbers = [number for node in fit.sparse.values() for number in tensor_numbers(node)]
+    parts, sparse_nbytes = read_tensors(opened, numbers, options)
     sparse = {path: build_state(node, parts.__getitem__, str) for path, node in fit.sparse.items()}
     shadow.put_back(into, {**fit.replaced, **values, **sparse}, fit.paths)
     return LoadReport(
@@ -198,9 +151,7 @@ def _restore(
 
 def _fill(opened: Opened, slots: Sequence[Slot], options: LoadOptions) -> int:
     return fill_slots(
-        opened.storage,
-        opened.manifest,
-        opened.headers,
+        opened,
         slots,
         threads=options.threads,
         verify=options.verify,
@@ -217,7 +168,7 @@ def _own_values(opened: Opened, fit: Fit, council: Council, strict: bool) -> dic
             found[path] = merged[path]
             continue
         try:
-            value = opened.own_value(key, leaf.rank if isinstance(leaf, OfRank) else council.me)
+            value = own_value(opened, key, leaf.rank if isinstance(leaf, OfRank) else council.me)
         except NotFoundError:
             if strict:
                 raise
@@ -235,17 +186,17 @@ def _merged_values(opened: Opened, fit: Fit, council: Council) -> dict[Path, Any
     }
     save_id = opened.manifest.save_id
     if council.me == council.chair and opened.manifest.per_rank:
-        own = {key: leaf.merge(opened.all_own_values(key)) for key, leaf in wanted.values()}
+        own = {key: leaf.merge(all_own_values(opened, key)) for key, leaf in wanted.values()}
         kept = encode_tree(keep_state(own).tree, tensor_count=0)
         council.announce("own", msgspec.json.encode([save_id, kept]))
     if not wanted:
         return {}
     heard_id, kept = msgspec.json.decode(council.hear("own"))
     tree = decode_tree(kept, tensor_count=0)
-    heard: dict[str, Any] = build_state(tree, _no_tensor, str) if heard_id == save_id else {}
+    heard: dict[str, Any] = build_state(tree, no_tensor, str) if heard_id == save_id else {}
     # A chair that has no such object, or that read another save, is no help.
     return {
-        path: heard[key] if key in heard else leaf.merge(opened.all_own_values(key))
+        path: heard[key] if key in heard else leaf.merge(all_own_values(opened, key))
         for path, (key, leaf) in wanted.items()
     }
 
@@ -265,21 +216,15 @@ def read_tensors(
     return made, _fill(opened, slots, options)
 
 
-def build(storage: Storage, me: int, options: LoadOptions) -> Any:
+def build(open_source: OpenSource, me: int, options: LoadOptions) -> Any:
     """The checkpoint as a plain state of its own."""
 
-    def attempt() -> Any:
-        opened = Opened(storage)
+    def attempt(opened: Opened) -> Any:
         tree = _asked(opened.manifest.tree, options.keys)
-        try:
-            made, _ = read_tensors(opened, tensor_numbers(tree), options)
-        except NotFoundError:
-            if read_manifest(storage).save_id != opened.manifest.save_id:
-                raise _ReplacedError from None
-            raise
-        return build_state(tree, made.__getitem__, lambda key: opened.own_value(key, me))
+        made, _ = read_tensors(opened, tensor_numbers(tree), options)
+        return build_state(tree, made.__getitem__, lambda key: own_value(opened, key, me))
 
-    return _try_again(attempt)
+    return _try_again(open_source, attempt)
 
 
 def _asked(tree: Node, keys: Sequence[str] | None) -> Node:

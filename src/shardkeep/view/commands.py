@@ -19,6 +19,7 @@ from shardkeep.transfer.lazy import Checkpoint
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.retain import RunPrune, prune_run
 from shardkeep.transfer.steps import StepRecord, read_steps
+from shardkeep.translate.opening import open_source
 from shardkeep.view.values import Change, Stats, change_of, stats_of
 
 THREADS = 2
@@ -33,12 +34,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
                 f"{path} is a run of {len(steps)} checkpoints; name one of them, such as "
                 f"{path / steps[-1].name}"
             )
-    storage = LocalStorage(path)
-    try:
-        return Checkpoint(storage, threads=THREADS, owns_storage=True)
-    except BaseException:
-        storage.close()
-        raise
+    return Checkpoint(open_source(path, values=False), threads=THREADS, owns_storage=True)
 
 
 def steps_of(run: Path) -> list[StepRecord]:

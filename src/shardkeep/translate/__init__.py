@@ -1,0 +1,1 @@
+"""Checkpoints in the formats of others: read in place, imported and exported."""
