@@ -262,7 +262,7 @@ UNSUPPORTED: list[Any] = [
     np.array([object()]),
     np.arange(3, dtype=">i4"),
     np.ma.masked_array([1, 2], [True, False]),
-    torch.empty(2, dtype=torch.complex32),
+    torch.zeros(2, dtype=torch.complex32),
     torch.empty(2, device="meta"),
     torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.quint8),
     torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
@@ -447,7 +447,7 @@ def test_a_checkpoint_tells_what_is_in_it(path: Path) -> None:
         assert tree["n"].shape == (4,)
         assert sorted(tree["s"]) == ["indices", "values"]
         assert checkpoint.per_rank("r", 0) == {"seed": 3}
-        with pytest.raises(NotFoundError, match="rank 1 saved no value"):
+        with pytest.raises(NotFoundError, match="rank 1 saved none"):
             checkpoint.per_rank("r", 1)
         assert checkpoint.metadata == {"x": [1]}
         assert len(checkpoint) == 4

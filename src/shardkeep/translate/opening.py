@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from shardkeep.errors import InvalidError, NotFoundError
-from shardkeep.manifest import MANIFEST_NAME
+from shardkeep.manifest import MANIFEST_NAME, parse_file_name
 from shardkeep.storage import Storage, open_storage
 from shardkeep.transfer.opened import Opened, open_committed
 
@@ -31,7 +31,9 @@ def format_of(path: str | os.PathLike[str]) -> Format | None:
     found: list[Format] = []
     if (here / DCP_METADATA).exists():
         found.append("dcp")
-    if any(here.glob("*.safetensors")) or any(here.glob("*.safetensors.index.json")):
+    # Data files of our own that nobody has committed are no model.
+    files = [one for one in here.glob("*.safetensors") if parse_file_name(one.name) is None]
+    if files or any(here.glob("*.safetensors.index.json")):
         found.append("hf")
     if len(found) > 1:
         raise InvalidError(
