@@ -138,15 +138,15 @@ def test_a_run_that_cannot_be_read_is_an_error_and_not_damage(shelf, monkeypatch
 
 def while_it_is_read(monkeypatch: pytest.MonkeyPatch, act: Any) -> None:
     """Have `act` happen once, between manifest and files."""
-    acts, read_manifest = [act], steps.read_manifest
+    acts, read_summary = [act], steps.read_summary
 
     def reading(storage: Any) -> Any:
-        found = read_manifest(storage)
+        found = read_summary(storage)
         while acts:
             acts.pop()()
         return found
 
-    monkeypatch.setattr(steps, "read_manifest", reading)
+    monkeypatch.setattr(steps, "read_summary", reading)
 
 
 def test_a_step_that_is_removed_while_it_is_looked_at_is_not_there(shelf, monkeypatch):

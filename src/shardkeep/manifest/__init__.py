@@ -66,5 +66,6 @@ from shardkeep.manifest.runs import (
     decode_runs as decode_runs,
     encode_runs as encode_runs,
 )
+from shardkeep.manifest.summary import Summary as Summary, decode_summary as decode_summary
 from shardkeep.manifest.tree_codec import decode_tree as decode_tree, encode_tree as encode_tree
 from shardkeep.manifest.values import decode_value as decode_value, encode_value as encode_value

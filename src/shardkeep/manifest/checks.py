@@ -33,7 +33,7 @@ def check_manifest(manifest: Manifest) -> None:
     check_save_id(manifest.save_id)
     if not 1 <= manifest.world <= MAX_RANKS:
         raise InvalidError(f"world: {shown(manifest.world)} ranks; expected 1 to 2**31")
-    _check_files(manifest.files, manifest.world)
+    check_files(manifest.files, manifest.world)
     for index, grid in enumerate(manifest.grids):
         _check_grid(grid, f"grids[{index}]", len(manifest.files))
     _check_tensors(manifest)
@@ -41,7 +41,8 @@ def check_manifest(manifest: Manifest) -> None:
     check_json(dict(manifest.metadata), "metadata")
 
 
-def _check_files(files: FileTable, world: int) -> None:
+def check_files(files: FileTable, world: int) -> None:
+    """Raise an InvalidError unless the columns make up a table of files of `world` ranks."""
     columns = files.ranks, files.numbers, files.nbytes, files.header_nbytes
     if len(files) > MAX_FILES:
         raise InvalidError(f"files: {len(files)}; expected at most {MAX_FILES}")

@@ -40,11 +40,16 @@ def decode_manifest(data: bytes, *, where: str) -> Manifest:
     VersionError if it was written by a newer shardkeep.
     """
     try:
-        _check_digest(data)
-        check_version(_HEAD, data, where)
+        check_head(data, where)
         return with_fresh_stack(lambda: _decode(data))
     except (CorruptError, InvalidError) as error:
         raise CorruptError(f"{where}: {brief(error)}") from error
+
+
+def check_head(data: bytes, where: str) -> None:
+    """Raise unless `data` has its digest and is of a version that is read here."""
+    _check_digest(data)
+    check_version(_HEAD, data, where)
 
 
 def check_version(head: re.Pattern[bytes], data: bytes, where: str) -> None:

@@ -83,7 +83,7 @@ def manifest_of(wire: WireManifest) -> Manifest:
         decode_tree(wire.tree, tensor_count=len(wire.tensors), per_rank=wire.per_rank),
         wire.tensors,
         tuple([_grid(grid, f"grids[{index}]") for index, grid in enumerate(wire.grids)]),
-        _files(wire.files),
+        files_of(wire.files),
         wire.per_rank,
         wire.metadata,
     )
@@ -115,7 +115,8 @@ def _grid(wire: WireGrid, what: str) -> ChunkGrid:
     raise CorruptError(f"{what}: a grid has either splits or boxes")
 
 
-def _files(wire: WireFiles) -> FileTable:
+def files_of(wire: WireFiles) -> FileTable:
+    """The table that the columns stand for."""
     return FileTable(
         _runs(wire.rank, "files.rank", MAX_FILES),
         _runs(wire.number, "files.number", MAX_FILES),

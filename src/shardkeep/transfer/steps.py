@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from shardkeep.errors import (
     CorruptError,
@@ -15,11 +15,13 @@ from shardkeep.errors import (
     StorageError,
     VersionError,
 )
-from shardkeep.manifest import Manifest
-from shardkeep.plan.retention import SavedStep
+from shardkeep.manifest import MANIFEST_NAME, Summary, decode_summary
+from shardkeep.manifest.limits import MAX_MANIFEST_NBYTES
 from shardkeep.storage.protocols import Storage
 from shardkeep.storage.shelf import LocalShelf
-from shardkeep.transfer.open_manifest import read_manifest
+
+if TYPE_CHECKING:
+    from shardkeep.plan.retention import SavedStep
 
 _NAME = re.compile(r"step-(\d{8,18})")
 _END = 10**18
@@ -53,6 +55,8 @@ class StepRecord:
 
     @property
     def as_saved(self) -> SavedStep:
+        from shardkeep.plan.retention import SavedStep
+
         return SavedStep(self.step, self.metrics)
 
 
@@ -96,7 +100,7 @@ def read_step(shelf: LocalShelf, step: int, name: str) -> StepRecord | None:
     """One checkpoint, its files looked at but not read; None if it has gone meanwhile."""
     try:
         with shelf.open(name) as storage:
-            manifest = read_manifest(storage)
+            manifest = read_summary(storage)
             problem = _missing_file(storage, manifest)
     except NotFoundError:
         return StepRecord(step, name, "half-written") if shelf.path(name).exists() else None
@@ -112,15 +116,21 @@ def read_step(shelf: LocalShelf, step: int, name: str) -> StepRecord | None:
     return _record(step, name, manifest, problem)
 
 
-def _still_there(shelf: LocalShelf, name: str, manifest: Manifest) -> bool:
+def read_summary(storage: Storage) -> Summary:
+    """The summary of what was committed; NotFoundError if nothing was."""
+    data = storage.get(MANIFEST_NAME, max_nbytes=MAX_MANIFEST_NBYTES)
+    return decode_summary(data, where=f"{storage.location}/{MANIFEST_NAME}")
+
+
+def _still_there(shelf: LocalShelf, name: str, manifest: Summary) -> bool:
     try:
         with shelf.open(name) as storage:
-            return read_manifest(storage).save_id == manifest.save_id
+            return read_summary(storage).save_id == manifest.save_id
     except (NotFoundError, CorruptError):
         return False
 
 
-def _record(step: int, name: str, manifest: Manifest, problem: str) -> StepRecord:
+def _record(step: int, name: str, manifest: Summary, problem: str) -> StepRecord:
     said = manifest.metadata.get(RUN_KEY)
     run: dict[str, Any] = said if isinstance(said, dict) else {}
     return StepRecord(
@@ -137,7 +147,7 @@ def _record(step: int, name: str, manifest: Manifest, problem: str) -> StepRecor
     )
 
 
-def _missing_file(storage: Storage, manifest: Manifest) -> str:
+def _missing_file(storage: Storage, manifest: Summary) -> str:
     sizes = {entry.key: entry.nbytes for entry in storage.list()}
     for index, record in enumerate(manifest.files):
         name = manifest.file_name(index)
