@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardkeep.errors import NotFoundError, StorageError
+from shardkeep.storage.file_calls import FileCalls
 from shardkeep.storage.shelf import LocalShelf
 
 
@@ -75,10 +76,10 @@ def test_a_name_that_was_removed_can_be_used_again(shelf: LocalShelf):
 
 
 def test_what_cannot_be_removed_is_told(shelf: LocalShelf, monkeypatch: pytest.MonkeyPatch):
-    def refused(self: Path, target: Path) -> None:
+    def refused(self: FileCalls, name: str, new_name: str, *, dir_fd: int) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "rename", refused)
+    monkeypatch.setattr(FileCalls, "rename", refused)
     with pytest.raises(StorageError, match="removing a: Permission denied"):
         shelf.remove("a")
     assert shelf.names() == ["a", "b"]

@@ -12,8 +12,10 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from shardkeep.errors import StorageError
+from shardkeep.errors import NotFoundError, StorageError
+from shardkeep.storage.file_calls import FileCalls
 from shardkeep.storage.local import LocalStorage
+from shardkeep.storage.opening_folders import open_folder
 
 _REMOVED = ".removed-"
 
@@ -62,17 +64,22 @@ class LocalShelf:
 
     def remove(self, name: str) -> None:
         """Take a checkpoint away, all at once, and free its space. Gone already: no matter."""
-        gone = self._root / f"{_REMOVED}{name}-{secrets.token_hex(4)}"
+        gone = f"{_REMOVED}{name}-{secrets.token_hex(4)}"
         try:
-            self.path(name).rename(gone)
+            folder = open_folder(str(self._root), create=False, durable=True, calls=FileCalls())
+        except NotFoundError:
+            return
+        try:
+            folder.calls.rename(name, gone, dir_fd=folder.fd)
             # Else a loss of power could bring the name back, with half of the files.
-            with LocalStorage(self._root) as root:
-                root.sync()
+            folder.sync()
         except FileNotFoundError:
             return
         except OSError as error:
             raise self._failure(error, f"removing {name}") from error
-        _remove_folder(gone)
+        finally:
+            folder.close()
+        _remove_folder(self._root / gone)
 
     def sweep(self) -> None:
         """Go on with removals that were broken off."""

@@ -1,0 +1,1 @@
+"""Campaigns that try to make a checkpoint be lost, torn or silently wrong."""

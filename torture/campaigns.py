@@ -1,0 +1,10 @@
+"""Which campaigns are there?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torture.campaign import Campaign
+from torture.crash_replay import CrashReplay
+
+CAMPAIGNS: Sequence[Campaign] = (CrashReplay(),)
