@@ -6,5 +6,7 @@ from collections.abc import Sequence
 
 from torture.campaign import Campaign
 from torture.crash_replay import CrashReplay
+from torture.damage import Damage
+from torture.power_loss import PowerLoss
 
-CAMPAIGNS: Sequence[Campaign] = (CrashReplay(),)
+CAMPAIGNS: Sequence[Campaign] = (CrashReplay(), PowerLoss(), Damage())
