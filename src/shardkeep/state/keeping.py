@@ -171,9 +171,9 @@ class _Keeper:
         known = self._seen.setdefault(memory[0].data_ptr(), [])
         if known:
             # Seldom: what starts at the same address may still be of another shape.
-            mine = _identity(*cells)
+            mine = cells_identity(*cells)
             for other, twin in known:
-                if _identity(*other) == mine:
+                if cells_identity(*other) == mine:
                     return twin
         known.append((cells, key))
         return key
@@ -232,8 +232,10 @@ _Cells = tuple[torch.Tensor, Layout | None, Sequence[torch.Tensor]]
 """A leaf, its layout and this rank's memory of it."""
 
 
-def _identity(leaf: torch.Tensor, layout: Layout | None, memory: Sequence[torch.Tensor]) -> object:
-    """Equal for two leaves that are the same cells of the same memory."""
+def cells_identity(
+    leaf: torch.Tensor, layout: Layout | None, memory: Sequence[torch.Tensor]
+) -> object:
+    """Equal for two leaves that are the same cells of the same memory; on the meta device, too."""
     places = tuple(
         (
             _storage_id(part),

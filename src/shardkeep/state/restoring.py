@@ -36,6 +36,7 @@ from shardkeep.manifest import (
 from shardkeep.sharded.leaves import leaf_kind, local_tensors, with_local_tensors
 from shardkeep.state.adapting import adapters
 from shardkeep.state.dtypes import DTYPE_NAMES, TORCH_DTYPES
+from shardkeep.state.keeping import cells_identity
 from shardkeep.state.live import Stored
 from shardkeep.state.paths import Path, dotted, get_element, path_text
 from shardkeep.state.placing import place, placed
@@ -104,14 +105,12 @@ def fit_state(
             f"nothing in the checkpoint matches keys={list(keys)}; patterns are of dotted paths, "
             "such as 'model.*'"
         )
-    for path, leaf in leaves(shadow):
-        if not _is_asked(path, keys):
-            continue
-        node = stored.pop(path, None)
-        if node is None:
-            fitter.fit.missing.append(dotted(path))
-        else:
-            fitter.add(path, leaf, node)
+    asked = {path: leaf for path, leaf in leaves(shadow) if _is_asked(path, keys)}
+    absent = [path for path in asked if path not in stored]
+    for path, leaf in asked.items():
+        if path in stored:
+            fitter.add(path, leaf, stored.pop(path))
+    fitter.add_tied({path: asked[path] for path in absent}, asked)
     fitter.fit.unexpected.extend(dotted(path) for path in stored)
     return fitter.fit
 
@@ -142,6 +141,36 @@ class _Fitter:
         elif isinstance(node, TensorNode | ArrayNode):
             self._tensor(path, leaf, self._manifest.tensors[node.index])
         self.fit.paths.append(path)
+
+    def add_tied(self, absent: Mapping[Path, Any], leaves: Mapping[Path, Any]) -> None:
+        """Leaves that are not stored: one that is the memory of another, filled one is not missing.
+
+        Some formats keep tied tensors under one of their names only.
+        """
+        filled = {
+            identity: path
+            for path in (self.fit.paths if absent else ())
+            if (identity := self._identity(path, leaves[path])) is not None
+        }
+        for path, leaf in absent.items():
+            twin = filled.get(self._identity(path, leaf))
+            if twin is None:
+                self.fit.missing.append(dotted(path))
+                continue
+            self.fit.paths.append(path)
+            if twin in self.fit.replaced:
+                self.fit.replaced[path] = self.fit.replaced[twin]
+
+    def _identity(self, path: Path, leaf: Any) -> object:
+        """Equal for leaves that are the same memory; None for what is no memory to fill."""
+        kind = leaf_kind(leaf)
+        if kind is None or leaf.layout is not torch.strided or 0 in leaf.shape:
+            return None
+        memory = local_tensors(leaf)
+        if not memory:
+            return id(leaf)
+        layout = None if kind == "tensor" else _layout(path, leaf, self._me)
+        return cells_identity(leaf, layout, memory)
 
     def _value(self, path: Path, leaf: Any, node: ValueNode | PerRankNode) -> None:
         if leaf_kind(leaf) is not None or isinstance(leaf, np.ndarray):
