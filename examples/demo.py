@@ -12,18 +12,17 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from demo_picture import Outcome, Phase, Step, largest_difference, page, picture
+from launch import torchrun, workers_of
 from rich.console import Console
 from rich.table import Table
 
 FOLDER = Path("build/demo")
-SCRIPT = Path(__file__).with_name("train_gpt.py")
 STEPS = 100
 # Sums of float32 in another order differ in their last bits, and training spreads that.
 TOLERANCE = 1e-4
@@ -83,7 +82,7 @@ class Story:
         """Run a phase to its end; raises if that is not the end that it should have."""
         self.tell(f"[bold]{phase.title}[/]: {phase.processes} processes, {phase.way}")
         newest = max(saved_steps(phase), default=0)
-        with torchrun(phase) as process:
+        with start(phase) as process:
             steps = self._watch(phase, process)
         outcome = Outcome(phase, tuple(steps), tuple(saved_steps(phase)))
         problem = problem_of(outcome, newest, process.returncode)
@@ -122,40 +121,17 @@ class Story:
             process.send_signal(number)
 
 
-@contextmanager
-def torchrun(phase: Phase) -> Iterator[subprocess.Popen[bytes]]:
+def start(phase: Phase) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """The processes of a phase; none is left afterwards."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(phase.processes), str(SCRIPT), str(FOLDER / phase.run)]
-    command += ["--parallel", phase.parallel, "--steps", str(STEPS)]
-    command += ["--save-every", str(phase.save_every), "--losses", str(losses_of(phase))]
-    # Time to hit the step that is meant, however fast the machine is.
-    command += ["--pause", "0.03" if phase.signal else "0"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with log_of(phase).open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-        try:
-            yield process
-        finally:
-            workers = workers_of(process.pid) if process.poll() is None else {}
-            for pid in (*workers.values(), *([process.pid] if workers else [])):
-                os.kill(pid, signal.SIGKILL)
-            process.wait()
-
-
-def workers_of(launcher: int) -> dict[int, int]:
-    """The process of each rank that a torchrun has started."""
-    found: dict[int, int] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int(folder.joinpath("stat").read_text().rpartition(")")[2].split()[1])
-            if parent == launcher:
-                variables = folder.joinpath("environ").read_text().split("\0")
-                rank = next(it for it in variables if it.startswith("RANK="))
-                found[int(rank.removeprefix("RANK="))] = int(folder.name)
-        except (OSError, StopIteration):
-            continue  # it has just ended, or is no worker
-    return found
+    return torchrun(
+        FOLDER / phase.run,
+        *("--parallel", phase.parallel, "--steps", STEPS),
+        *("--save-every", phase.save_every, "--losses", losses_of(phase)),
+        # Time to hit the step that is meant, however fast the machine is.
+        *("--pause", 0.03 if phase.signal else 0),
+        processes=phase.processes,
+        log=log_of(phase),
+    )
 
 
 def losses_of(phase: Phase) -> Path:

@@ -2,8 +2,9 @@
 
     torchrun --standalone --nproc-per-node 4 examples/train_gpt.py runs/a --parallel fsdp
 
-Run it again, with another `--parallel` or another number of processes: it goes on after the newest
-checkpoint of the run, and the losses are those that it would have had, up to rounding.
+Run it again, and it goes on after the newest checkpoint of the run, to the last bit as if nothing
+had happened (`examples/resume_proof.py` shows it). With another `--parallel` or another number of
+processes, the losses are those that it would have had, up to rounding, unless there is dropout.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -42,12 +45,15 @@ def main() -> None:
     dist.init_process_group("gloo")
     is_first = dist.get_rank() == 0
 
-    torch.manual_seed(0)  # the same weights on every rank, before they are divided
-    model, data = parallelize(GPT(), args.parallel)
+    seed_all(0)  # the same weights on every rank, before they are divided
+    model, data = parallelize(GPT(args.dropout), args.parallel)
+    seed_all(data.rank)  # ranks of one tensor-parallel group drop the same units
     # Not foreach: tensor parallelism leaves small parameters as they are, beside DTensors.
     optim = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)
     sched = torch.optim.lr_scheduler.LambdaLR(optim, lambda step: warm_cosine(step, args.steps))
     text = markov_text()
+    if isinstance(model, DistributedDataParallel):
+        settle(model, text[: BATCH // data.world])
 
     state: dict[str, Any] = {
         "model": model,
@@ -65,8 +71,7 @@ def main() -> None:
             begun = time.perf_counter()
             if not data.remaining:
                 data.next_epoch()
-            batch = text[data.take(BATCH // data.world)]
-            loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+            loss = loss_of(model, text[data.take(BATCH // data.world)])
             loss.backward()
             optim.step()
             sched.step()
@@ -93,6 +98,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--parallel", choices=PARALLEL, default="fsdp")
     parser.add_argument("--steps", type=int, default=100, help="of the whole run")
     parser.add_argument("--save-every", type=int, default=20, help="steps; 0 for never")
+    parser.add_argument("--dropout", type=float, default=0.0, help="the share of units to drop")
     parser.add_argument("--losses", type=Path, help="a file that gets one JSON line for each step")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep in each step")
     return parser.parse_args()
@@ -138,6 +144,27 @@ def split_tensors(model: GPT, mesh: DeviceMesh) -> None:
         )
 
 
+def settle(model: DistributedDataParallel, batch: Tensor) -> None:
+    """A backward for nothing: DDP adds gradients up in another order in its first than later.
+
+    Without it, the first step of a resumed run would differ by rounding from one left alone.
+    """
+    with torch.random.fork_rng():
+        loss_of(model, batch).backward()
+    model.zero_grad()
+
+
+def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
+    return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+
+
+def seed_all(seed: int) -> None:
+    """Every generator that `sk.rng_state()` keeps."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
 def mean_of_ranks(loss: Tensor) -> float:
     total = loss.detach().clone()
     dist.all_reduce(total)
@@ -150,8 +177,9 @@ def mean_of_ranks(loss: Tensor) -> float:
 class Block(nn.Module):
     """Causal attention and an MLP. With tensor parallelism, a rank sees some of the heads."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
+        self.drop = nn.Dropout(dropout)
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
         self.out = nn.Linear(WIDTH, WIDTH)
@@ -164,18 +192,18 @@ class Block(nn.Module):
             for project in (self.query, self.key, self.value)
         ]
         seen = F.scaled_dot_product_attention(*heads, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        x = x + self.drop(self.out(seen.transpose(1, 2).flatten(2)))
+        return x + self.drop(self.down(F.gelu(self.up(self.norm2(x)))))
 
 
 class GPT(nn.Module):
     """Predicts each letter from those before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
         self.letters = nn.Embedding(LETTERS, WIDTH)
         self.places = nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.blocks = nn.ModuleList(Block(dropout) for _ in range(BLOCKS))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, LETTERS, bias=False)
 
