@@ -244,3 +244,30 @@ def test_what_is_kept_stays_small_when_ranks_go_in_step():
 
     assert isinstance(tree, DictNode)
     assert len(repr(tree)) < 1000
+
+
+@given(size=st.integers(0, 200), world=st.integers(1, 5), takes=TAKES)
+def test_on_as_many_ranks_each_goes_on_with_the_samples_it_had(size, world, takes):
+    """Also where they have taken unequal numbers: a run that is resumed is the run that it was."""
+    before = cursors(world, size, seed=3)
+    for number, count in enumerate(takes):
+        before[number % world].take(count)
+    after = cursors(world, size)
+
+    reloaded(before, after)
+
+    assert [cursor.take(size) for cursor in after] == [cursor.take(size) for cursor in before]
+
+
+def test_what_is_kept_is_the_same_before_and_after_a_load():
+    before = cursors(2, 40, seed=4)
+    for cursor in before:
+        cursor.take(7)
+    after = cursors(2, 40)
+
+    reloaded(before, after)
+
+    assert [keep_state(cursor).tree for cursor in after] == [
+        keep_state(cursor).tree for cursor in before
+    ]
+    assert [cursor.kept()["taken"].value for cursor in after] == [[0, 7], [1, 7]]

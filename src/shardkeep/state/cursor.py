@@ -1,8 +1,8 @@
 """Where in the data is the run, so that every sample of an epoch is seen exactly once?
 
 The samples that are left, in the epoch's order, are dealt out to the data-parallel ranks like
-cards. A checkpoint keeps how many each rank has taken; a load puts together what is left and deals
-it out anew, among as many ranks as there are then.
+cards. A checkpoint keeps how many each rank has taken. A load among as many ranks goes on with the
+cards that each of them has; among fewer or more, what is left is put together and dealt out anew.
 """
 
 from __future__ import annotations
@@ -152,7 +152,11 @@ class DataCursor:
         self.seed, self.shuffle = state["seed"], state["shuffle"]
         self.epoch = state["epoch"]
         self._start(state["holes"], state["tail"])
-        self._start(*self._rest(state["taken"]))
+        counts: Sequence[int] = state["taken"]
+        if len(counts) == self.world:
+            self._taken = counts[self.rank]
+        else:
+            self._start(*self._rest(counts))
 
     def _rest(self, counts: Sequence[int]) -> tuple[list[int], int]:
         """What no rank has taken: positions before the last that one has, and the rest."""
