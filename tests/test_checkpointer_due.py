@@ -16,6 +16,7 @@ import pytest
 import shardkeep as sk
 from shardkeep import checkpoint, checkpointer
 from shardkeep.transfer import save as save_module
+from shardkeep.transfer.background import Handle
 from shardkeep.transfer.signals import SignalWatch
 from tests.runs import (
     assert_restores,
@@ -107,6 +108,46 @@ def test_a_forked_child_still_dies_of_sigterm(make):
         os.kill(child, signal.SIGTERM)
         _, status = os.waitpid(child, 0)
         assert os.WTERMSIG(status) == signal.SIGTERM
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> Iterator[Handle[Any]]:
+    """A save that does not end by itself, as one of whose ranks was killed; SIGTERM ends it."""
+    monkeypatch.setattr(checkpointer, "_LAST_SECONDS", 0.05)
+    handle: Handle[Any] = Handle("the checkpoint")
+    end = lambda *_: handle.done() or handle.finish(lambda: None)  # noqa: E731
+    before = signal.signal(signal.SIGTERM, end)
+    too_late = threading.Timer(20, handle.finish, [lambda: "nobody ended it"])
+    too_late.start()
+    yield handle
+    too_late.cancel()
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("is_told_first", [True, False])
+def test_after_an_error_sigterm_ends_the_wait_for_a_save(make, endless, caplog, is_told_first):
+    tell = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGTERM])
+    with pytest.raises(RuntimeError, match="peer"), make(on_signal=True) as run:  # noqa: PT012
+        run._handles.append((7, endless))
+        if is_told_first:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            tell.start()
+        raise RuntimeError("connection closed by peer")
+
+    assert endless.result(0) is None
+    assert "SIGTERM: the saves of steps [7] are given up" in caplog.text
+    assert "connection closed by peer" in caplog.text
+
+
+def test_after_an_error_a_save_that_ends_is_waited_for(make, endless):
+    save = threading.Timer(0.1, endless.finish, [lambda: "saved"])
+    with pytest.raises(RuntimeError, match="mine"), make(on_signal=True) as run:  # noqa: PT012
+        run._handles.append((7, endless))
+        save.start()
+        raise RuntimeError("an error of mine")
+
+    assert endless.result(0) == "saved"
 
 
 def test_signals_are_watched_from_the_main_thread_only():

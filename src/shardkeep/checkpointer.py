@@ -33,6 +33,9 @@ _log = logging.getLogger("shardkeep")
 _TIMER = "timer"
 # A folder without a manifest that nobody has touched for so long is no save under way.
 _ABANDONED_SECONDS = 24 * 3600.0
+# How long saves may still take when the block was left by an error and SIGTERM came.
+_LAST_SECONDS = 5.0
+_POLL_SECONDS = 0.02
 
 
 class Checkpointer:
@@ -374,8 +377,32 @@ class Checkpointer:
         if error is None:
             self.close()
             return
+        self._common.close()
+        self._wait_or_die(error)
         try:
             self.close()
         except Exception as later:
             # What ended the block counts; it must not be hidden by what followed from it.
             _log.warning("a save failed, too: %s", later)
+
+    def _wait_or_die(self, error: BaseException) -> None:
+        """Wait for saves under way; once SIGTERM came, not for long, and then let it do its work.
+
+        A rank that was killed often is the reason for all this, and no save ends without it.
+        """
+        deadline: float | None = None
+        while self._signals is not None and not all(handle.done() for _, handle in self._handles):
+            if self._signals.has_to_stop:
+                deadline = deadline or time.monotonic() + _LAST_SECONDS
+                if time.monotonic() > deadline:
+                    self._die(error)
+            time.sleep(_POLL_SECONDS)
+
+    def _die(self, error: BaseException) -> None:
+        steps = [step for step, handle in self._handles if not handle.done()]
+        said = f"SIGTERM: the saves of steps {steps} are given up; what happened before:"
+        _log.error("%s", said, exc_info=error)
+        if self._signals is not None:
+            self._signals.close()
+            self._signals = None
+        os.kill(os.getpid(), SAVE_AND_STOP)

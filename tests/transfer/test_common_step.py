@@ -220,6 +220,36 @@ def test_a_rank_that_is_done_keeps_nobody_waiting(closer):
     assert store.notes == 0
 
 
+def test_a_loop_that_ends_does_not_wait_for_a_dead_rank():
+    store, size = Watched(), 3
+    # Rank 2 never came, or has died.
+    steps = [step_of(store, size, rank, timeout=100_000, look=nothing) for rank in range(2)]
+    steps[1].ask("SIGTERM")
+    while not all(step._holds for step in steps):
+        time.sleep(0.001)
+
+    assert run_ranks(2, lambda rank: steps[rank].close()) == [None, None]
+
+
+@pytest.mark.parametrize("closer", [0, 1])
+def test_a_loop_that_ends_while_a_rank_is_late_sets_the_others_free(closer):
+    store, size = Watched(), 3
+    steps = [step_of(store, size, rank, timeout=100_000, look=nothing) for rank in range(2)]
+    steps[1 - closer].ask("now")
+    while not all(step._holds for step in steps):
+        time.sleep(0.001)
+    steps[closer].close()
+    late = step_of(store, size, 2, timeout=100_000, look=nothing)
+
+    left = (steps[1 - closer], late)
+    found = run_ranks(2, lambda rank: [list(left[rank].decide()) for _ in range(20)])
+
+    assert found == [[[]] * 20] * 2
+    for step in left:
+        step.close()
+    assert store.notes == 0
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_closing_while_asked_ends_on_all_ranks_and_leaves_no_note(seed):
     dice = random.Random(seed)

@@ -65,6 +65,10 @@ class SoloStep:
         self._reasons.clear()
 
 
+class _OverError(Exception):
+    """This rank's loop is over: no agreement concerns it any more."""
+
+
 class _Said(msgspec.Struct):
     """What a rank tells the chair."""
 
@@ -111,6 +115,8 @@ class StoreStep:
         self._round = 0
         self._made = 0
         """Decisions of this rank's loop so far."""
+        self._reported: int | None = None
+        """The last round in which this rank said where it is."""
         self._holds = False
         self._agreed: _Agreed | None = None
         """Of this round. Without it, none but the thread changes the round's state."""
@@ -163,6 +169,8 @@ class StoreStep:
         while not self._closing.wait(self._pause(_POLL_SECONDS)):
             try:
                 self._look_once()
+            except _OverError:
+                return
             except Exception as error:
                 if isinstance(error, RuntimeError) and not (self._asked or self._holds):
                     # The Store is gone. A job that is about to end does not miss it.
@@ -205,7 +213,9 @@ class StoreStep:
 
     def _report(self, said: _Said) -> None:
         self._set(f"said/{self._me}", said)
-        self._store.add(self._key("count"), 1)
+        if self._reported != self._round:
+            self._store.add(self._key("count"), 1)
+        self._reported = self._round
 
     def _collect(self) -> _Agreed:
         deadline = time.monotonic() + self._timeout
@@ -213,7 +223,7 @@ class StoreStep:
             if time.monotonic() > deadline:
                 late = [r for r in self._ranks if not self._store.check([self._key(f"said/{r}")])]
                 return _Agreed(_NEVER, [], late)
-            time.sleep(self._pause(_WAIT_SECONDS))
+            self._rest()
         notes = [self._store.get(self._key(f"said/{rank}")) for rank in self._ranks]
         said = [msgspec.json.decode(note, type=_Said) for note in notes]
         reasons = dict.fromkeys(reason for one in said for reason in one.reasons)
@@ -228,7 +238,7 @@ class StoreStep:
                     f"rank {self._chair} named no common step within {self._timeout + grace:g} s; "
                     "it may be dead"
                 )
-            time.sleep(self._pause(_WAIT_SECONDS))
+            self._rest()
         agreed = msgspec.json.decode(self._store.get(self._key("agreed")), type=_Agreed)
         if agreed.late:
             raise DeadlineError(
@@ -236,6 +246,11 @@ class StoreStep:
                 f"within {self._timeout:g} s; a process that is alive answers at any moment"
             )
         return agreed
+
+    def _rest(self) -> None:
+        # Whoever is waited for may be dead: a loop that has ended does not wait with the others.
+        if self._closing.wait(self._pause(_WAIT_SECONDS)):
+            raise _OverError
 
     def _leave(self, over: int) -> None:
         """This rank is done with a round; the last removes its notes."""

@@ -25,6 +25,8 @@ class SignalWatch:
         if threading.current_thread() is not threading.main_thread():
             raise InvalidError("signals can be watched from the main thread only")
         self._pending: list[str] = []
+        self.has_to_stop = False
+        """Whether SIGTERM ever came."""
         self._owner = os.getpid()
         self._before: dict[int, Any] = {
             number: signal.signal(number, self._remember) for number in (SAVE, SAVE_AND_STOP)
@@ -36,6 +38,7 @@ class SignalWatch:
             self._give_back(number)
             os.kill(os.getpid(), number)
             return
+        self.has_to_stop = self.has_to_stop or number == SAVE_AND_STOP
         name = signal.Signals(number).name
         if name not in self._pending:
             self._pending.append(name)
