@@ -8,7 +8,6 @@ on. No note is read by more ranks than need it, and none is left behind.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
@@ -20,6 +19,7 @@ from shardkeep.errors import (
     failure_of_kind,
     name_ranks,
 )
+from shardkeep.transfer.clock import Clock
 
 _FIRST_PAUSE = 0.0002
 _LONGEST_PAUSE = 0.02
@@ -115,6 +115,7 @@ class StoreCouncil:
         *,
         topic: str,
         timeout: float,
+        clock: Clock | None = None,
     ) -> None:
         self.ranks = tuple(ranks)
         self.me = me
@@ -122,6 +123,7 @@ class StoreCouncil:
         self._store = store
         self._topic = topic
         self._timeout = timeout
+        self._clock = clock or Clock()
         self._phases: list[str] = []
 
     def report(self, phase: str, note: bytes) -> None:
@@ -136,13 +138,13 @@ class StoreCouncil:
             return self._collect(phase, self.ranks if ranks is None else ranks)
 
     def _collect(self, phase: str, ranks: Sequence[int]) -> Mapping[int, bytes]:
-        deadline, pause = time.monotonic() + self._timeout, _FIRST_PAUSE
+        deadline, pause = self._clock.monotonic() + self._timeout, _FIRST_PAUSE
         while self._store.add(self._key(phase, "count"), 0) < len(ranks):
             self._raise_failure()
-            if time.monotonic() > deadline:
+            if self._clock.monotonic() > deadline:
                 raise self._late(phase, ranks)
             # Short waits outside the Store: its lock also serves the training's own calls.
-            time.sleep(pause)
+            self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         return dict(zip(ranks, self._get_all([self._key(phase, r) for r in ranks]), strict=True))
 
@@ -163,11 +165,11 @@ class StoreCouncil:
             return self._hear(phase, self._key(phase, "all"))
 
     def _hear(self, phase: str, key: str) -> bytes:
-        deadline, pause = time.monotonic() + self._timeout, _FIRST_PAUSE
+        deadline, pause = self._clock.monotonic() + self._timeout, _FIRST_PAUSE
         grace = min(_GRACE * self._timeout, _MAX_GRACE_SECONDS)
         while not self._store.check([key]):
             self._raise_failure()
-            if time.monotonic() > deadline:
+            if self._clock.monotonic() > deadline:
                 if grace and self._store.check([self._key(phase, self.chair)]):
                     deadline, grace = deadline + grace, 0.0
                     continue
@@ -175,7 +177,7 @@ class StoreCouncil:
                     f"{phase}: rank {self.chair} has not answered within {self._timeout:g} s; "
                     "it may be dead or waiting for others. The outcome is unknown on this rank"
                 )
-            time.sleep(pause)
+            self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         return self._store.get(key)
 
