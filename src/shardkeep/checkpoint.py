@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from shardkeep.transfer.prune import PruneReport, prune_leftovers
 from shardkeep.transfer.replicas import CheckReplicas
 from shardkeep.transfer.restore import LoadOptions, build, restore
 from shardkeep.transfer.save import SaveOptions, Timings, run_save
+from shardkeep.translate.importing import Wishes, imported
 from shardkeep.translate.opening import open_source
 
 Path = str | os.PathLike[str] | Storage
@@ -268,6 +270,51 @@ def load(
         with _told(council, "load"):
             options = LoadOptions(keys, strict, cast, verify, threads, _device(device), meter)
         return restore(lambda: _source(path), into, council, options)
+
+
+def import_checkpoint(
+    source: str | os.PathLike[str],
+    path: Path,
+    *,
+    keys: Sequence[str] | None = None,
+    rename: Callable[[str], str | None] | None = None,
+    under: str = "",
+    verify: bool = True,
+    overwrite: bool = False,
+    durable: bool = True,
+    timeout: float = TIMEOUT,
+    threads: int = THREADS,
+    metadata: Mapping[str, Json] | None = None,
+    group: Any = None,
+    progress: Progress | None = None,
+) -> SaveResult:
+    """Save at `path` what another format holds: DCP, Hugging Face, safetensors, torch.save.
+
+    SPMD over the ranks of `group`, who share the work. `keys` are glob patterns of dotted paths.
+    `rename` is given each of these, and makes one flat dict of the new names; None leaves one out.
+    `under` puts everything below a key, such as `model`. Nothing of the source is unpickled freely;
+    with `verify` it is compared with the checksums that it has, before anything is written.
+    """
+    council = council_of(group, act="import", timeout=timeout)
+    wishes = Wishes(keys, rename, under, verify)
+    with (
+        Meter("importing", progress, show=council.me == council.chair) as meter,
+        ExitStack() as opened,
+    ):
+        with _told(council, "import"):
+            options = _save_options(overwrite, threads, "none", metadata, meter)
+            found = opened.enter_context(
+                imported(
+                    pathlib.Path(source),
+                    wishes,
+                    ranks=council.ranks,
+                    me=council.me,
+                    threads=threads,
+                )
+            )
+            if metadata is None:
+                options = replace(options, metadata=dict(found.metadata))
+        return _run(lambda: found.kept, path, durable, council, options, Timings())
 
 
 def _device(device: torch.device | str | None) -> torch.device | None:

@@ -129,6 +129,9 @@ def map_chunk(opened: Opened, record: TensorRecord, box: Box, index: int) -> Arr
         return None
     entry = opened.places.chunk(index, record, box)
     file = np.frombuffer(opened.storage.map(opened.manifest.file_name(index)), np.uint8)
+    if entry.stop > file.nbytes:
+        # Some formats store items in another order: what is shown of them lies in no file.
+        return None
     bits = file[entry.start : entry.stop].view(BIT_DTYPES[itemsize(record.dtype)])
     return bits.reshape(box.shape)
 
