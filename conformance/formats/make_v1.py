@@ -1,8 +1,8 @@
 """How was the frozen checkpoint of format version 1 made? On three ranks, by torchrun.
 
-It was run once, as `torchrun --nproc-per-node 3 conformance/formats/make_v1.py DEST`. A version that
-writes another format gets a state, a script and a folder of its own; what was frozen is never made
-again.
+It was run once, as `torchrun --nproc-per-node 3 conformance/formats/make_v1.py DEST`. A version
+that writes another format gets a state, a script and a folder of its own; what was frozen is never
+made again.
 """
 
 from __future__ import annotations
