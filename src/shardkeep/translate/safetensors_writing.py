@@ -45,7 +45,6 @@ from shardkeep.translate.export_target import (
     staged,
 )
 from shardkeep.translate.safetensors_files import ENDING, INDEX_ENDING, MAIN
-from shardkeep.translate.safetensors_header import read_header
 
 _MAX_BATCH_NBYTES = 16 * 2**20
 _MIN_BATCH_NBYTES = 2**20
@@ -231,9 +230,15 @@ class _Copier:
 
     def _check(self, file: OutFile, batches: Sequence[Batch], digests: Sequence[int]) -> None:
         """Raise unless the file on the disk is what was meant."""
-        header = read_header(self._storage, file.name)
-        if header.data_start != len(file.header) or len(header.entries) != len(file.tensors):
-            raise CorruptError(f"{file.name}: the header is not what was written; export again")
+        nbytes = self._storage.size(file.name)
+        if (
+            nbytes != file.nbytes
+            or self._storage.read(file.name, 0, len(file.header)) != file.header
+        ):
+            raise CorruptError(
+                f"{file.name}: its header or size is not what was written: check the disk, and "
+                "export again"
+            )
         self._meter.add(len(file.header))
         found = self._all(lambda batch: self._digest(self._storage, file.name, batch), batches)
         for batch, here, meant in zip(batches, found, digests, strict=True):
