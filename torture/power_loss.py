@@ -77,8 +77,7 @@ class PowerLoss:
                 cycle = Cycle.draw(seed, number)
                 before = {kind: find(place, kind) for kind in ("overwrite", "steps")}
                 acked = self._lose_power(place, cycle, before[cycle.kind])
-                _umount(place)
-                _mount(image, place)
+                remounted(image, place)
                 tally.cases += 1
                 acknowledged += acked > before[cycle.kind]
                 wrong = _judge(place, cycle.kind, acked)
@@ -189,6 +188,12 @@ def disk() -> Generator[tuple[Path, Path]]:
             _umount(place)
     finally:
         shutil.rmtree(home)
+
+
+def remounted(image: Path, place: Path) -> None:
+    """Mount it again, as after a reboot."""
+    _umount(place)
+    _mount(image, place)
 
 
 def _mount(image: Path, place: Path) -> None:
