@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from shardkeep.boxes import Box
-from shardkeep.errors import ConflictError, CorruptError, InvalidError, NotFoundError
+from shardkeep.errors import CorruptError, InvalidError
 from shardkeep.layouts import Layout
 from shardkeep.manifest import (
     ArrayNode,
@@ -38,20 +38,16 @@ from shardkeep.plan import Entry, cut
 from shardkeep.plan.merge_trees import relabel
 from shardkeep.state.dtypes import TORCH_DTYPES
 from shardkeep.state.keeping import KeptState, keep_state
-from shardkeep.state.paths import dotted, flat_keys
-from shardkeep.state.restoring import stored_leaves
-from shardkeep.state.selecting import select
+from shardkeep.state.paths import flat_keys
 from shardkeep.storage import CanMap
 from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.load import BIT_DTYPES, Want, fill
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.read import Array
+from shardkeep.translate.choosing import Rename, choose, leaves
 from shardkeep.translate.opening import format_of, open_source
 from shardkeep.translate.torch_files import damage_of_torch, load_torch
-
-Rename = Callable[[str], str | None]
-"""The name that a dotted path gets; None leaves it out."""
 
 # Chunks are cut into boxes of at most this size, so that ranks and files have alike much.
 _SHARE_NBYTES = 64 * 2**20
@@ -92,7 +88,9 @@ def imported(
             )
         case "torch":
             if wishes.verify and me == ranks[0]:
-                _require_sound(str(source), damage_of_torch(source))
+                _require_sound(
+                    str(source), damage_of_torch(source, Meter("checking", None, show=False))
+                )
             whole = keep_state(load_torch(source))
             tree, keys = _wished(whole.tree, wishes)
             yield Imported(_chosen(whole, tree, keys), {})
@@ -135,34 +133,16 @@ Keys = Mapping[int, str]
 
 def _wished(tree: Node, wishes: Wishes) -> tuple[Node, Keys]:
     """The structure that is wanted, with the source's numbers, and the names of its tensors."""
-    if wishes.keys is not None:
-        tree = select(tree, wishes.keys)
-        if next(stored_leaves(tree), None) is None:
-            raise NotFoundError(
-                f"nothing in the source matches keys={list(wishes.keys)}; patterns are of dotted "
-                "paths, such as 'model.*'"
-            )
-    if wishes.rename is not None:
-        tree = _renamed(tree, wishes.rename)
+    if wishes.keys is not None or wishes.rename is not None:
+        tree = choose(tree, keys=wishes.keys, rename=wishes.rename).tree
     if wishes.under:
         tree = DictNode(((wishes.under, tree),))
     paths: dict[int, tuple[Any, ...]] = {}
-    for path, leaf in stored_leaves(tree):
+    for path, leaf in leaves(tree):
         for suffix, number in _numbers(leaf):
             paths.setdefault(number, (*path, *suffix))
     texts = flat_keys(paths.values())
     return tree, {number: texts[path] for number, path in paths.items()}
-
-
-def _renamed(tree: Node, rename: Rename) -> Node:
-    named: dict[str | int, Node] = {}
-    for path, leaf in stored_leaves(tree):
-        name = rename(dotted(path))
-        if name in named:
-            raise ConflictError(f"{dotted(path)!r} and another would both be called {name!r}")
-        if name is not None:
-            named[name] = leaf
-    return DictNode(tuple(named.items()))
 
 
 def _numbers(leaf: Node) -> list[tuple[tuple[str, ...], int]]:
