@@ -3,21 +3,24 @@
 #   PYTHON       which Python (3.11 or newer) makes it
 #   PIP_ARGS     more arguments for pip install, such as another index for torch
 #   PYTEST_ARGS  more arguments for pytest
+#   TORTURE_ARGS more arguments for the campaigns, such as --short
 
 VENV ?= .venv
 PYTHON ?= $(shell for p in python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 PIP_ARGS ?=
 PYTEST_ARGS ?=
+TORTURE_ARGS ?=
+PEERS ?= .venv-peers
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.shardkeep-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-quick torture docs clean
+.PHONY: help demo test lint bench bench-quick torture torture-peers docs clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## train, kill a worker, resume on other processes, compare the losses (2 minutes)
 	$(BIN)/python examples/demo.py
@@ -43,9 +46,13 @@ bench-quick: $(READY) ## the same with small states and few repetitions
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.checkpoints --quick
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.async_saves --quick
 
-torture: $(READY) ## property tests with many more examples, and tests marked `torture` (long)
+torture: $(READY) ## the long campaigns, then property tests with many more examples (hours)
+	$(BIN)/python -m torture $(TORTURE_ARGS)
 	SHARDKEEP_TORTURE=1 $(BIN)/python -m pytest tests -m "torture or hypothesis" \
 		--hypothesis-profile=torture $(PYTEST_ARGS)
+
+torture-peers: $(PEERS)/.ready ## what becomes of other libraries' checkpoints; writes docs/reliability.md
+	PYTHONPATH=src:. $(PEERS)/bin/python -m torture.peers $(TORTURE_ARGS)
 
 docs: $(READY) ## run the examples in the documentation pages (builds no site)
 	$(BIN)/python -m pytest tests/docs $(PYTEST_ARGS)
@@ -61,4 +68,10 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt $(PIP_ARGS) torch
 	$(BIN)/python -m pip install -q -c constraints.txt $(PIP_ARGS) -e '.[dev]'
+	@touch $@
+
+# Other libraries, which the project itself does not need, in an environment of their own.
+$(PEERS)/.ready: torture/peers/requirements.txt
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install -q $(PIP_ARGS) -r torture/peers/requirements.txt
 	@touch $@

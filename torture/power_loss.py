@@ -180,7 +180,8 @@ def disk() -> Generator[tuple[Path, Path]]:
         with image.open("wb") as file:
             file.truncate(_IMAGE_NBYTES)
         place.mkdir()
-        _run("mkfs.ext4", "-q", "-F", str(image))
+        # Blocks as on a disk of usual size: some libraries count on them.
+        _run("mkfs.ext4", "-q", "-F", "-b", "4096", str(image))
         _mount(image, place)
         try:
             yield image, place
