@@ -41,9 +41,11 @@ from shardkeep.manifest.names import (
     DataFile as DataFile,
     chunk_name as chunk_name,
     file_name as file_name,
+    lock_name as lock_name,
     new_save_id as new_save_id,
     parse_chunk_name as parse_chunk_name,
     parse_file_name as parse_file_name,
+    parse_lock_name as parse_lock_name,
     parse_report_name as parse_report_name,
     report_name as report_name,
 )

@@ -22,6 +22,7 @@ MANIFEST_NAME = "manifest.json"
 _SAVE_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _FILE = re.compile(r"([0-9a-f]{16})-([0-9]{5,10})-([0-9]{1,10})\.safetensors", re.ASCII)
 _REPORT = re.compile(r"([0-9a-f]{16})-report\.json", re.ASCII)
+_LOCK = re.compile(r"([0-9a-f]{16})\.lock", re.ASCII)
 
 
 class DataFile(NamedTuple):
@@ -85,6 +86,21 @@ def report_name(save_id: str) -> str:
 def parse_report_name(name: str) -> str | None:
     """The save id, or None if `report_name` would not have written it."""
     match = _REPORT.fullmatch(name)
+    return match[1] if match else None
+
+
+def lock_name(save_id: str) -> str:
+    """The name of the file that a save holds locked while it is under way.
+
+    >>> lock_name("0123456789abcdef")
+    '0123456789abcdef.lock'
+    """
+    return f"{check_save_id(save_id)}.lock"
+
+
+def parse_lock_name(name: str) -> str | None:
+    """The save id, or None if `lock_name` would not have written it."""
+    match = _LOCK.fullmatch(name)
     return match[1] if match else None
 
 

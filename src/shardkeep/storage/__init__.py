@@ -11,6 +11,7 @@ from shardkeep.storage.protocols import (
     CanCreate as CanCreate,
     CanDelete as CanDelete,
     CanGet as CanGet,
+    CanHold as CanHold,
     CanList as CanList,
     CanMap as CanMap,
     CanMeasure as CanMeasure,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -13,6 +13,7 @@ from shardkeep.storage import local_commit
 from shardkeep.storage.buffers import check_range, total_nbytes, writable_views
 from shardkeep.storage.failures import too_large
 from shardkeep.storage.file_calls import FileCalls
+from shardkeep.storage.holding import delete_unless_held, held, is_held
 from shardkeep.storage.keys import check_key, check_new_key, is_key
 from shardkeep.storage.local_read import read_bytes, read_into, read_range
 from shardkeep.storage.local_sink import LocalSink
@@ -136,6 +137,18 @@ class LocalStorage:
         self._files.forget(key)
         if not self._folder.remove(key) and not missing_ok:
             raise self._folder.not_found(key)
+
+    def hold(self, key: str) -> AbstractContextManager[None]:
+        check_new_key(key)
+        return held(self._folder, key, lock_timeout=self._lock_timeout)
+
+    def is_held(self, key: str) -> bool:
+        check_key(key)
+        return is_held(self._folder, key)
+
+    def delete_unless_held(self, key: str) -> bool:
+        check_key(key)
+        return delete_unless_held(self._folder, key)
 
     def close(self) -> None:
         self._files.close()

@@ -24,10 +24,10 @@ def folder_locked(folder: Folder, *, timeout: float) -> Generator[None]:
     """Holds the folder against others who lock it: on this host, other threads included."""
     fd = folder.reopen()
     try:
-        _wait_for_lock(folder, fd, ".", time.monotonic() + timeout, timeout)
+        wait_for_lock(folder, fd, ".", time.monotonic() + timeout, timeout)
         yield
     finally:
-        _close(folder, fd)
+        close_quietly(folder, fd)
 
 
 @contextmanager
@@ -40,20 +40,21 @@ def object_locked(folder: Folder, key: str, *, timeout: float) -> Generator[tupl
     deadline = time.monotonic() + timeout
     while True:
         try:
-            fd, found = _open_for_locking(folder, key)
+            fd, found = open_for_locking(folder, key)
         except NotFoundError:
             yield None
             return
         try:
-            _wait_for_lock(folder, fd, key, deadline, timeout)
-            if _is_current(folder, key, (found.st_dev, found.st_ino)):
+            wait_for_lock(folder, fd, key, deadline, timeout)
+            if is_current(folder, key, (found.st_dev, found.st_ino)):
                 yield fd, found.st_size
                 return
         finally:
-            _close(folder, fd)
+            close_quietly(folder, fd)
 
 
-def _open_for_locking(folder: Folder, key: str) -> tuple[int, os.stat_result]:
+def open_for_locking(folder: Folder, key: str) -> tuple[int, os.stat_result]:
+    """An open file that can be locked, the caller's to close, and its status."""
     try:
         return folder.open_regular(key, _LOCK_FLAGS)
     except StorageError as error:
@@ -63,7 +64,8 @@ def _open_for_locking(folder: Folder, key: str) -> tuple[int, os.stat_result]:
     return folder.open_regular(key)
 
 
-def _wait_for_lock(folder: Folder, fd: int, key: str, deadline: float, timeout: float) -> None:
+def wait_for_lock(folder: Folder, fd: int, key: str, deadline: float, timeout: float) -> None:
+    """Lock an open file; DeadlineError if another has it until then."""
     pause = 0.0005
     while True:
         try:
@@ -78,7 +80,8 @@ def _wait_for_lock(folder: Folder, fd: int, key: str, deadline: float, timeout: 
         pause = min(2 * pause, 0.05)
 
 
-def _is_current(folder: Folder, key: str, identity: tuple[int, int]) -> bool:
+def is_current(folder: Folder, key: str, identity: tuple[int, int]) -> bool:
+    """Whether `key` still names the file with this device and inode."""
     try:
         found = folder.status(key)
     except NotFoundError:
@@ -86,7 +89,8 @@ def _is_current(folder: Folder, key: str, identity: tuple[int, int]) -> bool:
     return identity == (found.st_dev, found.st_ino)
 
 
-def _close(folder: Folder, fd: int) -> None:
+def close_quietly(folder: Folder, fd: int) -> None:
+    """Let go of a file and its lock."""
     with suppress(OSError):
         folder.calls.close(fd)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -24,6 +25,7 @@ class _Objects:
     values: dict[str, memoryview] = field(default_factory=dict[str, memoryview])
     # Keys of sinks that are not finished: taken, yet not visible.
     reserved: set[str] = field(default_factory=set[str])
+    held: set[str] = field(default_factory=set[str])
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -129,6 +131,30 @@ class MemoryStorage:
             value = self._objects.values.pop(key, None)
         if value is None and not missing_ok:
             raise self._not_found(key)
+
+    @contextmanager
+    def hold(self, key: str) -> Generator[None]:
+        with self.create(key), self._objects.lock:
+            self._objects.held.add(key)
+        try:
+            yield
+        finally:
+            with self._objects.lock:
+                self._objects.held.discard(key)
+                self._objects.values.pop(key, None)
+
+    def is_held(self, key: str) -> bool:
+        check_key(key)
+        with self._objects.lock:
+            return key in self._objects.held
+
+    def delete_unless_held(self, key: str) -> bool:
+        check_key(key)
+        with self._objects.lock:
+            if key in self._objects.held:
+                return False
+            self._objects.values.pop(key, None)
+        return True
 
     def close(self) -> None:
         """Nothing to do: the objects stay until `forget_memory`."""

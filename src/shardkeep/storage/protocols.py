@@ -12,6 +12,7 @@ pipe or a device, a `CorruptError`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
@@ -182,6 +183,26 @@ class CanDelete(Protocol):
 
         Not ordered against a `replace` of the same key at the same time, which may win.
         """
+        ...
+
+
+@runtime_checkable
+class CanHold(Protocol):
+    """Shows that something is under way, as long as its process lives. Not every storage can."""
+
+    def hold(self, key: str) -> AbstractContextManager[None]:
+        """A fresh, empty object that is held until the end of `with`, and removed then.
+
+        If the process dies, the object may stay; nobody holds it any more.
+        """
+        ...
+
+    def is_held(self, key: str) -> bool:
+        """Whether somebody holds the object now; also if that cannot be found out."""
+        ...
+
+    def delete_unless_held(self, key: str) -> bool:
+        """True if the object is gone now, False if somebody holds it."""
         ...
 
 

@@ -49,6 +49,8 @@ class Planning:
         with gc_paused():
             self._body = encode_save_view(view)
             self.digest = digest_view(self._body).hex()
+        self.save_id = new_save_id()
+        """On the chair: what the save will be called, once the others hear of it."""
         self.settlement: Settlement | None = None
         """On the chair: the checkpoint that all views make up."""
 
@@ -94,7 +96,7 @@ class Planning:
         self.settlement = _settled(views, self._ranks_of)
         largest = max(report.nbytes for report in self._reports.values())
         agreement = make_agreement(
-            new_save_id(),
+            self.save_id,
             self._threads if largest >= _MIN_NBYTES_FOR_FILES else 1,
             list(self._ranks_of),
             list(self._ranks_of.values()),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,13 +26,14 @@ from shardkeep.manifest import (
     decode_manifest,
     encode_manifest,
     file_name,
+    lock_name,
     report_name,
 )
 from shardkeep.plan.divide import Chunk
 from shardkeep.plan.grids import GridTable, tensor_records
 from shardkeep.plan.settle import SaveView
 from shardkeep.state.keeping import KeptState
-from shardkeep.storage import OutcomeUnknownError, Storage
+from shardkeep.storage import CanHold, OutcomeUnknownError, Storage
 from shardkeep.transfer.agreement import Agreement
 from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.commit import (
@@ -151,8 +152,13 @@ class _Save:
         self.written: tuple[str, list[FileRecord]] | None = None
         self.reported = False
         self.tried_to_commit = False
+        self.holding = ExitStack()
 
     def run(self) -> SaveOutcome:
+        with self.holding:
+            return self._run()
+
+    def _run(self) -> SaveOutcome:
         try:
             agreement = self._enter("plan", self._agree)
             layouts = agreement.layouts(self.view, self.planning.digest)
@@ -198,8 +204,18 @@ class _Save:
         )
         if self.is_chair:
             self._look_for_checkpoint()
+            self._hold()
         options = (self.storage.location, self.options.overwrite, self.options.check_replicas)
         return self.planning.agree(repr(options))
+
+    def _hold(self) -> None:
+        """Before others hear the save id and write under it: prune must leave their files alone.
+
+        The chair's lock stands for all ranks. While it lives, the save may be committed, whoever
+        of the others is dead; without it, never.
+        """
+        if isinstance(self.storage, CanHold):
+            self.holding.enter_context(self.storage.hold(lock_name(self.planning.save_id)))
 
     def _look_for_checkpoint(self) -> None:
         self.replaced = committed_manifest(self.storage)
