@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
-from shardkeep.errors import ConflictError
+from shardkeep.errors import ConflictError, ShardkeepError
 from shardkeep.manifest import decode_manifest
 from shardkeep.manifest.limits import MAX_MANIFEST_NBYTES
 from shardkeep.storage import Storage
@@ -28,29 +31,50 @@ def copy_checkpoint(source: Storage, target: Storage, *, threads: int, meter: Me
     headers = Headers(source, manifest)
     total = sum(manifest.files.nbytes)
     meter.expect(total)
-    with ThreadPoolExecutor(threads, "shardkeep-copy") as pool:
-        acts = [
-            pool.submit(_copy_file, source, target, headers, index, meter)
-            for index in range(len(manifest.files))
-        ]
-        for act in acts:
-            act.result()
+    copying = _Copying(source, target, headers, meter)
+    copying.run(range(len(manifest.files)), threads)
     target.sync()
     if not target.put_if_absent(MANIFEST, data):
         raise ConflictError(f"another checkpoint has appeared at {target.location} meanwhile")
     return total
 
 
-def _copy_file(
-    source: Storage, target: Storage, headers: Headers, index: int, meter: Meter
-) -> None:
-    # Its header was checked against the manifest when it was read.
-    file = headers.open_file(index)
-    with target.create(file.name) as sink:
-        sink.write(0, [source.read(file.name, 0, file.data_start)])
-        step = max(file.block_nbytes, _STEP_NBYTES - _STEP_NBYTES % file.block_nbytes)
-        for start in range(file.data_start, file.nbytes, step):
-            piece = source.read(file.name, start, min(step, file.nbytes - start))
-            require_blocks(file, headers[index].digests, start, memoryview(piece))
-            sink.write(start, [piece])
-            meter.add(len(piece))
+class _Copying:
+    def __init__(self, source: Storage, target: Storage, headers: Headers, meter: Meter) -> None:
+        self._source = source
+        self._target = target
+        self._headers = headers
+        self._meter = meter
+        self._stop = threading.Event()
+        self._done: list[str] = []
+
+    def run(self, indices: Iterable[int], threads: int) -> None:
+        """Copy these files, or none of them."""
+        pool = ThreadPoolExecutor(threads, "shardkeep-copy")
+        try:
+            for act in [pool.submit(self._copy_file, index) for index in indices]:
+                act.result()
+        except BaseException:
+            # Also on Ctrl-C: what is under way ends at once, and what was written does not stay.
+            self._stop.set()
+            pool.shutdown(cancel_futures=True)
+            with suppress(ShardkeepError):
+                for name in self._done:
+                    self._target.delete(name, missing_ok=True)
+            raise
+        pool.shutdown()
+
+    def _copy_file(self, index: int) -> None:
+        # Its header was checked against the manifest when it was read.
+        file = self._headers.open_file(index)
+        with self._target.create(file.name) as sink:
+            sink.write(0, [self._source.read(file.name, 0, file.data_start)])
+            step = max(file.block_nbytes, _STEP_NBYTES - _STEP_NBYTES % file.block_nbytes)
+            for start in range(file.data_start, file.nbytes, step):
+                if self._stop.is_set():
+                    raise ConflictError("the copy was broken off")
+                piece = self._source.read(file.name, start, min(step, file.nbytes - start))
+                require_blocks(file, self._headers[index].digests, start, memoryview(piece))
+                sink.write(start, [piece])
+                self._meter.add(len(piece))
+        self._done.append(file.name)

@@ -7,18 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from shardkeep.boxes import Box
-from shardkeep.manifest import itemsize
 from shardkeep.plan.assign import plan_divisions
-from shardkeep.plan.reads import WindowRead
 from shardkeep.plan.settle import SaveView, Settlement
 from shardkeep.state.building import tensor_numbers
 from shardkeep.state.keeping import KeptState
 from shardkeep.state.restoring import Shadow, fit_state
+from shardkeep.transfer.cost import cost_of
 from shardkeep.transfer.council import Council
-from shardkeep.transfer.load import BIT_DTYPES, Want, plan_load
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.planning import Planning, tensors_to_write
 
@@ -71,19 +68,13 @@ def explain_load(
     records = [opened.manifest.tensors[number] for number in parts]
     boxes = [(slot.record, slot.box) for slot in fit.slots]
     boxes += [(record, Box.whole(record.shape)) for record in records]
-    # Memory that is never touched costs nothing; the plan looks at its shape alone.
-    wants = [
-        Want(record, box, np.empty(box.shape, BIT_DTYPES[itemsize(record.dtype)]))
-        for record, box in boxes
-    ]
-    plans = plan_load(opened, wants, threads=threads)
-    windows = [r for plan in plans for r in plan.reads if isinstance(r, WindowRead)]
+    cost = cost_of(opened, boxes, threads=threads)
     return LoadExplanation(
-        nbytes_wanted=sum(want.array.nbytes for want in wants),
-        nbytes_read=sum(plan.nbytes for plan in plans),
-        requests=sum(len(plan.reads) for plan in plans),
-        files=len(plans),
-        scratch_nbytes=max((window.stop - window.start for window in windows), default=0),
+        nbytes_wanted=cost.nbytes_wanted,
+        nbytes_read=cost.nbytes_read,
+        requests=cost.requests,
+        files=cost.files,
+        scratch_nbytes=cost.scratch_nbytes,
         missing=fit.missing,
         unexpected=fit.unexpected,
         cast=fit.cast,

@@ -1,62 +1,37 @@
-"""What do people see of a run and of a checkpoint in a terminal?"""
+"""What do people see of a checkpoint in a terminal?"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from shardkeep.boxes import Box
 from shardkeep.manifest import Manifest, TensorRecord, parse_file_name
 from shardkeep.transfer.lazy import Checkpoint, TensorInfo
-from shardkeep.transfer.steps import StepRecord
+from shardkeep.transfer.steps import RUN_KEY, decode_metrics
+from shardkeep.translate.foreign import ForeignManifest
+from shardkeep.view.opening import format_text
+from shardkeep.view.table_style import plain_table
 from shardkeep.view.values import Change, Stats
-from shardkeep.view.words import age_text, number_text, shape_text, size_text
+from shardkeep.view.words import clean_text, number_text, shape_text, size_text
 
-_COLOURS = {"committed": "green", "half-written": "yellow", "damaged": "red", "unknown": "red"}
 _RANK_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "white")
-_MAX_METRICS = 4
 _PICTURE_ROWS, _PICTURE_COLUMNS = 16, 64
-
-
-def _table(*columns: str, left: Sequence[str] = ()) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        is_left = name in left
-        # Names may be folded in a narrow window, numbers stay in one piece.
-        table.add_column(
-            name, justify="left" if is_left else "right", no_wrap=not is_left, overflow="fold"
-        )
-    return table
-
-
-def steps_table(records: Sequence[StepRecord]) -> RenderableType:
-    """The checkpoints of a run, one a line."""
-    metrics = list(dict.fromkeys(name for one in records for name in one.metrics))[:_MAX_METRICS]
-    table = _table("step", "state", "size", "age", "ranks", *metrics, left=("state",))
-    now = time.time()
-    for one in records:
-        age = age_text(now - one.saved_at) if one.saved_at else ""
-        state = Text(one.condition, style=_COLOURS[one.condition])
-        size, ranks = (size_text(one.nbytes), str(one.world)) if one.save_id else ("", "")
-        values = [number_text(one.metrics[m]) if m in one.metrics else "" for m in metrics]
-        table.add_row(str(one.step), state, size, age, ranks, *values)
-    problems = [Text(f"step {one.step}: {one.problem}") for one in records if one.problem]
-    return Group(table, *problems)
+_LISTED = 64
 
 
 def checkpoint_facts(checkpoint: Checkpoint) -> RenderableType:
     """The checkpoint as a whole."""
     manifest = checkpoint.manifest
-    table = _table("", " ", left=("", " "))
+    table = plain_table("", " ", left=("", " "), fold=(" ",))
     table.show_header = False
     for name, value in facts_of(checkpoint).items():
-        table.add_row(Text(name, style="bold"), Text(str(value)))
+        table.add_row(Text(name, style="bold"), Text(clean_text(str(value))))
     dtypes: dict[str, int] = {}
     for record in manifest.tensors:
         dtypes[record.dtype] = dtypes.get(record.dtype, 0) + record.nbytes
@@ -69,21 +44,38 @@ def checkpoint_facts(checkpoint: Checkpoint) -> RenderableType:
 def facts_of(checkpoint: Checkpoint) -> dict[str, Any]:
     """What can be said of a checkpoint in a few words."""
     manifest = checkpoint.manifest
+    foreign = isinstance(manifest, ForeignManifest)
+    # Another format's files do not say who wrote them, and have no name for the save.
+    saved = {} if foreign else {"save id": manifest.save_id, "ranks": manifest.world}
     found: dict[str, Any] = {
         "path": checkpoint.path,
-        "save id": manifest.save_id,
-        "ranks": manifest.world,
+        "format": format_text(manifest),
+        **saved,
         "tensors": len(manifest.tensors),
         "size": size_text(sum(record.nbytes for record in manifest.tensors)),
         "files": f"{len(manifest.files)}, {size_text(sum(manifest.files.nbytes))}",
     }
     if manifest.metadata:
-        found["metadata"] = ", ".join(f"{k}={v}" for k, v in manifest.metadata.items())
-    report = checkpoint.report()
+        found.update(_metadata_facts(manifest.metadata))
+    report = None if foreign else checkpoint.report()
     if report is not None:
         slowest = {phase: max(times) for phase, times in report.seconds.items() if times}
         found["slowest"] = ", ".join(f"{phase} {s:.2f} s" for phase, s in slowest.items())
     return found
+
+
+def _metadata_facts(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """What the run and the user say of it."""
+    found: dict[str, str] = {}
+    run = metadata.get(RUN_KEY)
+    if isinstance(run, dict):
+        said = cast("dict[str, Any]", run)
+        found["step"] = str(said.get("step", "?"))
+        metrics = decode_metrics(said.get("metrics")).items()
+        if metrics:
+            found["metrics"] = ", ".join(f"{k} {number_text(v)}" for k, v in metrics)
+    others = [f"{k}={v}" for k, v in metadata.items() if k != RUN_KEY or not found]
+    return {**found, "metadata": ", ".join(others)} if others else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +88,13 @@ class Row:
     record: TensorRecord | None
 
 
-def rows_of(manifest: Manifest, depth: int | None) -> list[Row]:
+def rows_of(manifest: Manifest, keys: Sequence[str], depth: int | None) -> list[Row]:
     """Tensors, or what lies below each name of `depth` parts."""
+    records = [manifest.tensor(key) for key in keys]
     if depth is None:
-        return [Row(one.key, 1, one.nbytes, one) for one in manifest.tensors]
+        return [Row(one.key, 1, one.nbytes, one) for one in records]
     groups: dict[str, list[TensorRecord]] = {}
-    for record in manifest.tensors:
+    for record in records:
         groups.setdefault(".".join(record.key.split(".")[:depth]), []).append(record)
     return [
         Row(name, len(several), sum(r.nbytes for r in several), None)
@@ -111,23 +104,45 @@ def rows_of(manifest: Manifest, depth: int | None) -> list[Row]:
     ]
 
 
-def tensors_table(rows: Iterable[Row], stats: Mapping[str, Stats] | None) -> Table:
+def tensors_table(
+    rows: Sequence[Row], stats: Mapping[str, Stats] | None, console: Console
+) -> RenderableType:
     """Names with shapes, dtypes and sizes; the statistics of each if there are any."""
-    extra = ("min", "max", "mean", "std", "nan", "inf") if stats is not None else ()
-    table = _table("name", "dtype", "shape", "size", *extra, left=("name", "dtype", "shape"))
-    for row in rows:
-        if row.record is None:
-            table.add_row(Text(row.name), "", f"{row.tensors} tensors", size_text(row.nbytes))
-            continue
-        cells = [row.record.dtype, shape_text(row.record.shape), size_text(row.nbytes)]
-        table.add_row(Text(row.name), *cells, *_stat_cells(row.name, stats))
+    if stats is None:
+        return _kinds_table(rows)
+    table = _stats_table(rows, stats, kinds=True)
+    if console.measure(table).minimum > console.width:
+        # What a tensor is like can be asked for by itself.
+        table = _stats_table(rows, stats, kinds=False)
     return table
 
 
-def _stat_cells(key: str, stats: Mapping[str, Stats] | None) -> list[Text]:
-    if stats is None:
-        return []
-    one = stats[key]
+def _kinds_table(rows: Iterable[Row]) -> Table:
+    table = plain_table(
+        "name", "dtype", "shape", "size", left=("name", "dtype", "shape"), fold=("name",)
+    )
+    for row in rows:
+        table.add_row(Text(clean_text(row.name)), *_kind_cells(row))
+    return table
+
+
+def _kind_cells(row: Row) -> list[str]:
+    if row.record is None:
+        return ["", f"{row.tensors} tensors", size_text(row.nbytes)]
+    return [row.record.dtype, shape_text(row.record.shape), size_text(row.nbytes)]
+
+
+def _stats_table(rows: Iterable[Row], stats: Mapping[str, Stats], *, kinds: bool) -> Table:
+    columns = ("dtype", "shape", "size") if kinds else ()
+    numbers = ("min", "max", "mean", "std", "nan", "inf")
+    table = plain_table("name", *columns, *numbers, left=("name", "dtype", "shape"), fold=("name",))
+    for row in rows:
+        cells = _kind_cells(row) if kinds else []
+        table.add_row(Text(clean_text(row.name)), *cells, *_stat_cells(stats[row.name]))
+    return table
+
+
+def _stat_cells(one: Stats) -> list[Text]:
     numbers = (one.least, one.most, one.mean, one.deviation) if one.finite else ()
     shown = [Text(number_text(number)) for number in numbers] or [Text("")] * 4
     bad = [Text(str(n) if n else "", style="red") for n in (one.nans, one.infs)]
@@ -136,57 +151,74 @@ def _stat_cells(key: str, stats: Mapping[str, Stats] | None) -> list[Text]:
 
 def tensor_picture(info: TensorInfo) -> RenderableType:
     """Which file holds which box: the first two dims drawn, and a list of the boxes."""
-    table = _table("rank", "file", "box", left=("file", "box"))
-    for number, (box, file) in enumerate(info.chunks[:64]):
-        name = parse_file_name(file)
-        rank = str(name.rank) if name else "?"
-        table.add_row(Text(rank, style=_colour(number)), file, Text(str(box)))
-    more = len(info.chunks) - 64
-    parts: list[RenderableType] = [_drawn(info), Text(""), table]
+    if not info.chunks:
+        return Text("it has no cells, and is stored nowhere")
+    files = list(dict.fromkeys(file for _, file in info.chunks))
+    ours = all(parse_file_name(file) is not None for file in files)
+    # Of another format's files nobody knows the writer: they are numbered as they come.
+    number_of = {file: _rank_of(file) if ours else at for at, file in enumerate(files)}
+    table = plain_table(
+        "rank" if ours else "no.", "file", "box", left=("file", "box"), fold=("file",)
+    )
+    for box, file in info.chunks[:_LISTED]:
+        number = number_of[file]
+        table.add_row(Text(str(number), style=_colour(number)), clean_text(file), Text(str(box)))
+    more = len(info.chunks) - _LISTED
+    parts: list[RenderableType] = [_drawn(info, number_of), Text(""), table]
     if more > 0:
         parts.append(Text(f"and {more} more"))
     return Group(*parts)
+
+
+def _rank_of(file: str) -> int:
+    name = parse_file_name(file)
+    return name.rank if name else 0
 
 
 def _colour(number: int) -> str:
     return _RANK_COLOURS[number % len(_RANK_COLOURS)]
 
 
-def _drawn(info: TensorInfo) -> Text:
+def _drawn(info: TensorInfo, number_of: Mapping[str, int]) -> Text:
     """The tensor as a rectangle; deeper dims at their first index."""
     sides = (*info.shape, 1, 1)[:2]
     rows, columns = min(sides[0], _PICTURE_ROWS), min(sides[1], _PICTURE_COLUMNS)
-    text = Text()
+    text = Text(no_wrap=True)
     for y in range(rows):
+        text.append("\n" if y else "")
         for x in range(columns):
             cell = (y * sides[0] // rows, x * sides[1] // columns)
-            number = _holder(info, cell)
-            sign = "?" if number is None else _sign(info.chunks[number][1])
-            text.append(sign, style=_colour(number or 0))
-        text.append("\n")
+            file = _holder(info, cell)
+            number = number_of[file] if file is not None else 0
+            text.append("?" if file is None else _SIGNS[number % 36], style=_colour(number))
     return text
 
 
-def _sign(file: str) -> str:
-    name = parse_file_name(file)
-    return "0123456789abcdefghijklmnopqrstuvwxyz"[name.rank % 36] if name else "?"
+_SIGNS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-def _holder(info: TensorInfo, cell: Sequence[int]) -> int | None:
+def _holder(info: TensorInfo, cell: Sequence[int]) -> str | None:
     ndim = len(info.shape)
     point = (*cell, *[0] * ndim)[:ndim]
     wanted = Box(point, tuple(at + 1 for at in point))
-    return next((n for n, (box, _) in enumerate(info.chunks) if box.contains(wanted)), None)
+    return next((file for box, file in info.chunks if box.contains(wanted)), None)
 
 
 def changes_table(changes: Sequence[Change]) -> Table:
     """Tensors that differ, the largest change first."""
-    table = _table("name", "largest", "relative", "changed", left=("name",))
+    table = plain_table("name", "largest", "relative", "changed", left=("name",), fold=("name",))
     for one in changes:
         table.add_row(
-            Text(one.key),
+            Text(clean_text(one.key)),
             number_text(one.most),
             number_text(one.most_relative),
-            f"{one.fraction:.1%}",
+            _percent(one),
         )
     return table
+
+
+def _percent(change: Change) -> str:
+    """The part that changed; a few of many cells are not none, and not all."""
+    if change.changed == change.count:
+        return "100%"
+    return f"{min(max(100 * change.fraction, 0.01), 99.99):.2f}%"

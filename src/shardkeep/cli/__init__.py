@@ -1,0 +1,3 @@
+"""The command line, `shardkeep`."""
+
+from shardkeep.cli.entry import main as main

@@ -1,0 +1,33 @@
+"""`shardkeep ls`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardkeep.cli.printing import console, print_json, print_out
+
+
+def ls(run: Path, /, *, json: bool = False) -> int:
+    """List the checkpoints of a run: step, state, size, age, ranks, metrics.
+
+    A state of half-written means that a save was broken off, or is still under way.
+
+    Parameters
+    ----------
+    run
+        The run's folder, as given to `Checkpointer`.
+    json
+        Print JSON, for programs.
+    """
+    from shardkeep.view.listing import steps_of
+
+    records = steps_of(run)
+    if json:
+        from dataclasses import asdict
+
+        return print_json([asdict(record) for record in records])
+    from shardkeep.view.step_table import steps_table
+
+    out = console()
+    print_out(steps_table(records, out), out=out)
+    return 0

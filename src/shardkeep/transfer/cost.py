@@ -1,0 +1,62 @@
+"""What would it cost to read these boxes? Planned in full, without reading tensor data."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardkeep.boxes import Box
+from shardkeep.manifest import TensorRecord, itemsize
+from shardkeep.plan.reads import WindowRead
+from shardkeep.transfer.load import BIT_DTYPES, Want, plan_load
+from shardkeep.transfer.opened import Opened
+from shardkeep.transfer.read import Array
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCost:
+    """What one rank would read."""
+
+    nbytes_wanted: int
+    nbytes_read: int
+    """Whole blocks, since a digest speaks for a whole block."""
+    requests: int
+    files: int
+    scratch_nbytes: int
+    """Memory beside the state, for each thread."""
+
+
+def cost_of(opened: Opened, boxes: Iterable[tuple[TensorRecord, Box]], *, threads: int) -> ReadCost:
+    """The cost of reading boxes of stored tensors, each to memory of its own."""
+    wanted = list(boxes)
+    memory = _untouched(max((_nbytes(*one) for one in wanted), default=0))
+    wants = [Want(record, box, _array(memory, record, box)) for record, box in wanted]
+    plans = plan_load(opened, wants, threads=threads)
+    windows = [r for plan in plans for r in plan.reads if isinstance(r, WindowRead)]
+    return ReadCost(
+        nbytes_wanted=sum(want.array.nbytes for want in wants),
+        nbytes_read=sum(plan.nbytes for plan in plans),
+        requests=sum(len(plan.reads) for plan in plans),
+        files=len(plans),
+        scratch_nbytes=max((window.stop - window.start for window in windows), default=0),
+    )
+
+
+def _nbytes(record: TensorRecord, box: Box) -> int:
+    return box.numel * itemsize(record.dtype)
+
+
+def _untouched(nbytes: int) -> mmap.mmap:
+    """Addresses without memory behind them: a plan looks at shapes and strides alone.
+
+    What cannot be written to is not counted as memory, whatever its size.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return mmap.mmap(-1, max(1, nbytes), flags=flags, prot=mmap.PROT_READ)
+
+
+def _array(memory: mmap.mmap, record: TensorRecord, box: Box) -> Array:
+    return np.ndarray(box.shape, BIT_DTYPES[itemsize(record.dtype)], buffer=memory)

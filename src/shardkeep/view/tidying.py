@@ -1,0 +1,54 @@
+"""What goes when a run is pruned, and how does a checkpoint get elsewhere?"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from pathlib import Path
+
+from shardkeep.errors import InvalidError, UnsupportedError
+from shardkeep.manifest import MANIFEST_NAME
+from shardkeep.plan.retention import Retention
+from shardkeep.storage.local import LocalStorage
+from shardkeep.storage.shelf import LocalShelf
+from shardkeep.transfer.copy_files import copy_checkpoint
+from shardkeep.transfer.progress import Meter
+from shardkeep.transfer.retain import RunPrune, prune_run
+from shardkeep.view.listing import steps_of
+from shardkeep.view.opening import opened_checkpoint
+from shardkeep.view.pieces import core_count
+
+
+def prune_steps(
+    run: Path, rule: Retention, *, leftovers: bool, damaged: bool, dry_run: bool
+) -> RunPrune:
+    """Remove what no rule keeps, or say what would go."""
+    steps_of(run)
+    if rule == Retention() and not leftovers and not damaged:
+        raise InvalidError("say what to keep, such as --keep-last 3; nothing was removed")
+    age = 0.0 if leftovers else math.inf
+    return prune_run(LocalShelf(run), rule, leftover_seconds=age, damaged=damaged, dry_run=dry_run)
+
+
+def copy_to(source: Path, target: Path) -> int:
+    """Copy a checkpoint, checked; the number of bytes."""
+    with opened_checkpoint(source):
+        pass
+    if not (source / MANIFEST_NAME).exists():
+        raise UnsupportedError(
+            f"{source} is of another format, which has no digests to check a copy with; "
+            f"`shardkeep import {source} {target}` makes a checkpoint of it"
+        )
+    was_there = target.exists()
+    try:
+        with (
+            LocalStorage(source) as here,
+            LocalStorage(target, create=True) as there,
+            Meter("copying", None, show=True) as meter,
+        ):
+            return copy_checkpoint(here, there, threads=core_count(), meter=meter)
+    except BaseException:
+        if not was_there:
+            with suppress(OSError):
+                target.rmdir()
+        raise

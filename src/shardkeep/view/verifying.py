@@ -1,0 +1,101 @@
+"""Is every byte of a checkpoint what was written? Read in windows, by all cores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import msgspec
+
+from shardkeep.boxes import Box
+from shardkeep.errors import CorruptError, NotFoundError, StorageError
+from shardkeep.manifest import TensorRecord
+from shardkeep.plan.reads import WindowRead
+from shardkeep.transfer.open_manifest import Chunks
+from shardkeep.transfer.opened import Opened
+from shardkeep.transfer.progress import Meter
+from shardkeep.transfer.read import FileReads, OpenFile, Reader
+from shardkeep.view.pieces import run_all
+from shardkeep.view.sharing import Team
+
+_WINDOW_NBYTES = 8 * 2**20
+
+Act = tuple[int, Callable[[], list[str]]]
+
+
+class Verified(msgspec.Struct):
+    """What a verification found."""
+
+    nbytes: int
+    problems: list[str]
+    has_digests: bool
+    """Else only sizes and structure could be looked at."""
+
+
+def verify(opened: Opened, team: Team) -> Verified | None:
+    """Check all files; None on ranks that do not lead."""
+    parts = team.gather("verify", lambda: _verify_own(opened, team), Verified)
+    if parts is None:
+        return None
+    # Each rank finds the same fault with a header.
+    problems = dict.fromkeys(problem for part in parts for problem in part.problems)
+    digests = all(part.has_digests for part in parts)
+    return Verified(sum(opened.manifest.files.nbytes), list(problems), digests)
+
+
+def _verify_own(opened: Opened, team: Team) -> Verified:
+    acts: list[Act] = []
+    problems: list[str] = []
+    has_digests = True
+    by_file = _chunks_by_file(opened)
+    for index in range(len(opened.manifest.files)):
+        chunks = by_file.get(index, ())
+        try:
+            file = opened.places.open_file(index)
+            for record, box in chunks:
+                opened.places.chunk(index, record, box)
+        except (CorruptError, NotFoundError, StorageError) as error:
+            problems.append(str(error))
+            continue
+        has_digests &= file.digests is not None
+        acts += (
+            _windows(opened, file)
+            if file.digests is not None
+            else [(file.nbytes, partial(_damage, opened, index, chunks))]
+        )
+    mine = team.share(acts, [nbytes for nbytes, _ in acts])
+    for found in run_all(mine, "verifying", show=team.leads):
+        problems += found
+    return Verified(0, problems, has_digests)
+
+
+def _chunks_by_file(opened: Opened) -> Mapping[int, Chunks]:
+    found: dict[int, list[tuple[TensorRecord, Box]]] = {}
+    for record in opened.manifest.tensors:
+        for box, index in opened.manifest.chunks(record):
+            found.setdefault(index, []).append((record, box))
+    return found
+
+
+def _windows(opened: Opened, file: OpenFile) -> Iterator[Act]:
+    reader = Reader(opened.storage, threads=1, verify=True, meter=_silent())
+    step = max(file.block_nbytes, _WINDOW_NBYTES - _WINDOW_NBYTES % file.block_nbytes)
+    for start in range(file.data_start, file.nbytes, step):
+        stop = min(start + step, file.nbytes)
+        yield stop - start, partial(_window_damage, reader, file, WindowRead(start, stop, ()))
+
+
+def _window_damage(reader: Reader, file: OpenFile, window: WindowRead) -> list[str]:
+    try:
+        reader.run([FileReads(file, [window], [])])
+    except (CorruptError, StorageError) as error:
+        return [str(error)]
+    return []
+
+
+def _damage(opened: Opened, index: int, chunks: Chunks) -> list[str]:
+    return opened.places.damage(index, chunks, _silent())
+
+
+def _silent() -> Meter:
+    return Meter("verifying", None, show=False)
