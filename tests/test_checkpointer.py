@@ -15,6 +15,7 @@ import torch
 
 import shardkeep as sk
 from shardkeep import checkpoint
+from shardkeep.storage.file_calls import FileCalls
 from shardkeep.transfer import save as save_module
 from tests.runs import (
     assert_restores,
@@ -112,11 +113,11 @@ def test_the_best_is_found_by_its_metric(make):
 def test_old_checkpoints_that_cannot_be_removed_do_not_fail_the_save(make, monkeypatch, caplog):
     run = make(keep_last=1)
 
-    def refused(self: Path, target: Path) -> None:
+    def refused(*args: object, **more: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     run.save(1, state_of(1))
-    monkeypatch.setattr(Path, "rename", refused)
+    monkeypatch.setattr(FileCalls, "rename", refused)
     run.save(2, state_of(2))
     assert run.steps() == [1, 2]
     assert "were not removed" in caplog.text

@@ -348,7 +348,7 @@ def explain_save(
 def prune(path: Path, *, dry_run: bool = False) -> PruneReport:
     """Remove what saves that were broken off left at `path`; the checkpoint itself stays.
 
-    Not while a save to the same path is under way: its files are not yet part of a checkpoint.
+    What belongs to a save that is under way stays, too, whichever job it is of.
     """
     with _opened(path, durable=True) as storage:
         return prune_leftovers(storage, dry_run=dry_run)

@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from shardkeep.errors import NotFoundError
 from shardkeep.plan.retention import Retention
 from shardkeep.storage.shelf import LocalShelf
+from shardkeep.transfer.prune import saves_under_way
 from shardkeep.transfer.steps import StepRecord, current, read_steps
 
 
@@ -37,8 +39,8 @@ def prune_run(
 ) -> RunPrune:
     """Remove what may go. `spared` steps are neither removed nor counted, `just_saved` counts.
 
-    Half-written ones go when nothing in them has changed for `leftover_seconds`. The newest
-    committed checkpoint always stays.
+    Half-written ones go when nothing in them has changed for `leftover_seconds` and no save to
+    them is under way. The newest committed checkpoint always stays.
     """
     found = read_steps(shelf)
     records = [one for one in found if one.step not in spared]
@@ -52,6 +54,7 @@ def prune_run(
         for one in records
         if one.condition == "half-written"
         and now() - shelf.changed_at(one.name) >= leftover_seconds
+        and not _is_being_saved(shelf, one.name)
     ]
     broken = [one for one in records if one.condition == "damaged"] if damaged else []
     going: list[StepRecord] = [*(committed[step] for step in dropped), *stale, *broken]
@@ -65,3 +68,11 @@ def prune_run(
         tuple(one.step for one in broken),
         sum(committed[step].nbytes for step in dropped),
     )
+
+
+def _is_being_saved(shelf: LocalShelf, name: str) -> bool:
+    try:
+        with shelf.open(name) as storage:
+            return bool(saves_under_way(storage))
+    except NotFoundError:
+        return False
