@@ -16,7 +16,7 @@ import pickle
 import secrets
 import shutil
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -40,9 +40,8 @@ from shardkeep.errors import (
     CorruptError,
     InvalidError,
     ShardkeepError,
-    UnsupportedError,
 )
-from shardkeep.manifest import ArrayNode, DictNode, ListNode, Node, TensorNode, itemsize
+from shardkeep.manifest import ArrayNode, Node, TensorNode, itemsize
 from shardkeep.plan import cut
 from shardkeep.state.building import build_state
 from shardkeep.state.dtypes import TORCH_DTYPES
@@ -50,9 +49,10 @@ from shardkeep.storage.failures import storage_error
 from shardkeep.transfer.lazy import Checkpoint
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
-from shardkeep.translate.choosing import Path as TreePath, Rename, dotted
+from shardkeep.translate.choosing import Rename
 from shardkeep.translate.dcp_reading import METADATA_FILE, open_dcp
 from shardkeep.translate.export_target import require_space
+from shardkeep.translate.flattening import Leaves, flattened
 from shardkeep.translate.opening import format_of
 from shardkeep.translate.safetensors_writing import ExportReport
 from shardkeep.translate.state_export import (
@@ -98,7 +98,7 @@ def export_dcp(
     if threads < 1:
         raise InvalidError(f"threads must be at least 1, got {threads}")
     state = select_state(source, keys=keys, prefix=prefix, rename=rename, dtype=dtype)
-    leaves = _flattened(state.tree)
+    leaves = flattened(state.tree)
     pieces = _pieces(source, state, piece_nbytes(max_memory_nbytes, threads), threads)
     total = sum(piece.nbytes for piece in pieces) + _ITEM_NBYTES * (len(pieces) + len(leaves))
     _require_free(dest, force)
@@ -127,46 +127,6 @@ def export_dcp(
         tied_names(state),
         state.skipped,
         time.perf_counter() - started,
-    )
-
-
-Leaves = dict[str, tuple[TreePath, Node]]
-"""What DCP keeps under each key: its path, and a tensor or a value."""
-
-
-def _flattened(tree: Node) -> Leaves:
-    """The state as DCP's planner flattens it: dicts are opened, lists if there is a reason to."""
-    if not isinstance(tree, DictNode):
-        raise UnsupportedError("the state is no dict, which DCP needs; put it below a key")
-    found: Leaves = {}
-    for path, node in _walk(tree, ()):
-        key = dotted(path)
-        if key in found:
-            raise ConflictError(
-                f"two places of the state are both {key!r} in DCP, which joins keys by dots; "
-                "rename one of them"
-            )
-        found[key] = path, node
-    return found
-
-
-def _walk(node: Node, path: TreePath) -> Iterator[tuple[TreePath, Node]]:
-    if isinstance(node, DictNode):
-        for key, child in node.items:
-            yield from _walk(child, (*path, str(key)))
-    elif isinstance(node, ListNode) and _is_opened(node):
-        for index, child in enumerate(node.items):
-            yield from _walk(child, (*path, index))
-    else:
-        yield path, node
-
-
-def _is_opened(node: ListNode) -> bool:
-    """Whether DCP's planner looks into a list: if it holds tensors or dicts."""
-    return any(
-        isinstance(child, TensorNode | ArrayNode | DictNode)
-        or (isinstance(child, ListNode) and _is_opened(child))
-        for child in node.items
     )
 
 
