@@ -178,7 +178,8 @@ def test_too_little_memory_is_refused_at_once(tmp_path, ckpt):
 @pytest.mark.parametrize("to", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d.is_floating_point])
 def test_a_cast_is_the_one_that_torch_makes(tmp_path, dtype, to):
-    state = {"w": bits_of(dtype, (5000,)), "edge": edges(dtype)}
+    state = {"w": bits_of(dtype, (50, 100)), "edge": edges(dtype)}
+    state |= {"scalar": bits_of(dtype, ()), "empty": bits_of(dtype, (3, 0))}
     dest = tmp_path / "one.safetensors"
     exported(saved(state, tmp_path / "ckpt"), dest, "safetensors", dtype=str(to))
     found = load_file(dest)
@@ -444,5 +445,5 @@ def test_progress_ends_at_all_bytes(tmp_path, ckpt):
 
 
 def test_an_unknown_format_is_refused(tmp_path, ckpt):
-    with pytest.raises(InvalidError, match="no format 'gguf'; take hf, safetensors, dcp or torch"):
+    with pytest.raises(InvalidError, match="no format 'gguf'; take hf, safetensors, dcp, torch"):
         exported(ckpt, tmp_path / "out", "gguf")

@@ -24,7 +24,7 @@ def large_config() -> Any:
     return _llama(hidden_size=512, vocab_size=2048, tie_word_embeddings=True)
 
 
-_TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
+_TOKENS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
 
 
 def _llama(hidden_size: int, **changed: Any) -> Any:

@@ -52,7 +52,8 @@ def cast_bits(bits: Array, dtype: str, to: str, out: Array) -> bool:
 
     Both hold items of their dtype's size that mean nothing by themselves.
     """
-    numbers = _numbers(bits, dtype)
+    # Of 0-dim arrays NumPy makes scalars, which cannot be filled.
+    numbers, out = _numbers(bits.reshape(-1), dtype), out.reshape(-1)
     with np.errstate(all="ignore"):
         if to == "BF16":
             single = np.ascontiguousarray(numbers, np.float32)
