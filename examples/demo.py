@@ -11,14 +11,13 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from demo_picture import Outcome, Phase, Step, largest_difference, page, picture
-from launch import torchrun, workers_of
+from launch import Torchrun, torchrun
 from rich.console import Console
 from rich.table import Table
 
@@ -92,7 +91,7 @@ class Story:
         self.tell(f"  {outcome.ending}")
         return outcome
 
-    def _watch(self, phase: Phase, process: subprocess.Popen[bytes]) -> list[Step]:
+    def _watch(self, phase: Phase, process: Torchrun) -> list[Step]:
         """Tell of some steps, send the signal after the right one; all steps when it is over."""
         told, sent, deadline = 0, False, time.monotonic() + PHASE_SECONDS
         while process.poll() is None:
@@ -111,9 +110,9 @@ class Story:
             time.sleep(0.01)
         return steps_of(phase)
 
-    def _send(self, number: signal.Signals, process: subprocess.Popen[bytes]) -> None:
+    def _send(self, number: signal.Signals, process: Torchrun) -> None:
         if number == DEADLY:
-            rank, victim = max(workers_of(process.pid).items())
+            rank, victim = max(process.workers().items())
             self.tell(f"  [red]SIGKILL[/] to rank {rank}, process {victim}")
             os.kill(victim, number)
         else:
@@ -121,7 +120,7 @@ class Story:
             process.send_signal(number)
 
 
-def start(phase: Phase) -> AbstractContextManager[subprocess.Popen[bytes]]:
+def start(phase: Phase) -> AbstractContextManager[Torchrun]:
     """The processes of a phase; none is left afterwards."""
     return torchrun(
         FOLDER / phase.run,

@@ -13,20 +13,26 @@ from pathlib import Path
 SCRIPT = Path(__file__).with_name("train_gpt.py")
 
 
+class Torchrun(subprocess.Popen[bytes]):
+    """The process that starts the ranks and watches over them."""
+
+    def workers(self) -> dict[int, int]:
+        """The process of each rank."""
+        return workers_of(self.pid)
+
+
 @contextmanager
-def torchrun(
-    run: Path, *options: object, processes: int, log: Path
-) -> Iterator[subprocess.Popen[bytes]]:
+def torchrun(run: Path, *options: object, processes: int, log: Path) -> Iterator[Torchrun]:
     """The training script on several processes, none of which is left afterwards."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(processes), str(SCRIPT), str(run), *map(str, options)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+        process = Torchrun(command, stdout=output, stderr=output, env=environment)
         try:
             yield process
         finally:
-            workers = workers_of(process.pid) if process.poll() is None else {}
+            workers = process.workers() if process.poll() is None else {}
             for pid in (*workers.values(), *([process.pid] if workers else [])):
                 os.kill(pid, signal.SIGKILL)
             process.wait()

@@ -16,18 +16,18 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
 
 import shardkeep as sk
-from examples.launch import torchrun, workers_of
+from examples.launch import torchrun
 
 WAYS = ("ddp", "fsdp", "hsdp", "tp", "fsdp-tp")
 RANKS, STEPS, SAVE_EVERY = 4, 20, 5
@@ -35,6 +35,23 @@ OF_EACH_RANK = ("rng", "data.taken")
 # What a kill may hit after a save has begun, on a machine that is busy: write, commit, removal.
 SAVE_SECONDS = 0.2
 MAX_SECONDS = 240.0
+
+
+class Job(Protocol):
+    """Processes that train together."""
+
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """The exit code, once all processes are gone; those of a job with a dead one are ended."""
+        ...
+
+    def workers(self) -> Mapping[int, int]:
+        """The process of each rank."""
+        ...
+
+
+Start = Callable[..., AbstractContextManager[Job]]
 
 
 class UnexpectedError(Exception):
@@ -56,7 +73,7 @@ class Kill:
         """At any moment of a save: any rank, or two of them."""
         ranks = dice.choice(([0], dice.sample(range(RANKS), 1), dice.sample(range(RANKS), 2)))
         seconds = dice.choice((0.0, dice.uniform(0, SAVE_SECONDS)))
-        return cls(tuple(sorted(ranks)), dice.choice((1, 2)), False, seconds)
+        return cls(tuple(sorted(ranks)), 1, False, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +89,9 @@ class Broken:
     @property
     def when(self) -> str:
         if self.kill.is_complete:
-            return f"step {self.step} was saved"
-        how = "in" if self.newest < self.step else "late in"
-        return f"{how} the save of step {self.step}"
+            return f"after step {self.step}"
+        how = "saving" if self.newest < self.step else "ending the save of"
+        return f"{how} step {self.step}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +116,17 @@ class Proof:
     def verdict(self) -> str:
         if self.compared.differing:
             return f"[red]{len(self.compared.differing)} values differ"
-        return f"[green]same bits[/]: {self.compared.tensors} tensors, all values"
+        return f"[green]same bits[/] ({self.compared.tensors} tensors)"
 
 
-def prove(way: str, kills: Sequence[Kill], folder: Path) -> Proof:
+def prove(way: str, kills: Sequence[Kill], folder: Path, start: Start = torchrun) -> Proof:
     """Train both runs below `folder`, which must be empty, and compare how they end."""
     folder.mkdir(parents=True, exist_ok=True)
     alone, killed = folder / "alone", folder / "killed"
-    with torchrun(alone, *options(way), processes=RANKS, log=folder / "alone.log") as process:
-        broken = [break_off(killed, way, kill) for kill in kills]
-        finish(killed, way)
-        require_success(process, folder / "alone.log")
+    with start(alone, *options(way), processes=RANKS, log=folder / "alone.log") as job:
+        broken = [break_off(killed, way, kill, start) for kill in kills]
+        finish(killed, way, start)
+        require_success(job, folder / "alone.log")
     return Proof(way, tuple(broken), compare(last_of(alone), last_of(killed)))
 
 
@@ -120,54 +137,57 @@ def options(way: str, *, pause: float = 0.0) -> list[object]:
     ]
 
 
-def break_off(run: Path, way: str, kill: Kill) -> Broken:
+def break_off(run: Path, way: str, kill: Kill, start: Start) -> Broken:
     """Start the run's processes, kill some at the moment that is meant, wait for all to be gone."""
     before = newest_of(run)
-    step = min(before + SAVE_EVERY * kill.saves, STEPS)
+    step = before + SAVE_EVERY * kill.saves
     folder, log = path_of(run, step), run.with_suffix(".log")
     known = names_in(folder)
     # Time to hit the moment that is meant, however fast the machine is.
-    with torchrun(run, *options(way, pause=0.1), processes=RANKS, log=log) as process:
-        for _ in until_over(process):
+    with start(run, *options(way, pause=0.1), processes=RANKS, log=log) as job:
+        for _ in until_over(job):
             names = names_in(folder) - known
             if "manifest.json" in names or (names and not kill.is_complete):
                 break
         time.sleep(kill.seconds)
-        workers = workers_of(process.pid)
-        if process.poll() is not None or len(workers) < RANKS:
-            raise UnexpectedError(f"{run} was over before the kill; its output is in {log}")
+        workers = job.workers()
+        if job.poll() is not None or len(workers) < RANKS:
+            raise UnexpectedError(f"{run} was over before the kill{end_of(log)}")
         for rank in kill.ranks:
             os.kill(workers[rank], signal.SIGKILL)
-        for _ in until_over(process):
+        for _ in until_over(job):
             continue
-        if process.returncode == 0:
-            raise UnexpectedError(f"torchrun did not notice that ranks of {run} were killed")
+        if job.returncode == 0:
+            raise UnexpectedError(f"nobody noticed that ranks of {run} were killed")
     return Broken(kill, step, newest_of(run))
 
 
-def finish(run: Path, way: str) -> None:
+def finish(run: Path, way: str, start: Start) -> None:
     """Start the run's processes once more, and let them come to the last step."""
     log = run.with_suffix(".log")
-    with torchrun(run, *options(way), processes=RANKS, log=log) as process:
-        require_success(process, log)
+    with start(run, *options(way), processes=RANKS, log=log) as job:
+        require_success(job, log)
 
 
-def until_over(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Again and again, as long as the process is there."""
+def until_over(job: Job) -> Iterator[None]:
+    """Again and again, as long as one of the processes is there."""
     deadline = time.monotonic() + MAX_SECONDS
-    while process.poll() is None:
+    while job.poll() is None:
         if time.monotonic() > deadline:
-            raise UnexpectedError(f"{process.args} was not over within {MAX_SECONDS:g} s")
+            raise UnexpectedError(f"a job was not over within {MAX_SECONDS:g} s")
         yield
         time.sleep(0.001)
 
 
-def require_success(process: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in until_over(process):
+def require_success(job: Job, log: Path) -> None:
+    for _ in until_over(job):
         continue
-    if process.returncode != 0:
-        said = log.read_text()[-4000:]
-        raise UnexpectedError(f"exit code {process.returncode}; from {log}:\n\n{said}")
+    if job.returncode != 0:
+        raise UnexpectedError(f"exit code {job.returncode}{end_of(log)}")
+
+
+def end_of(log: Path) -> str:
+    return f"; its output, from {log}:\n\n{log.read_text()[-4000:]}"
 
 
 # What lies on the disk
