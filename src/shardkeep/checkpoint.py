@@ -33,6 +33,7 @@ from shardkeep.transfer.prune import PruneReport, prune_leftovers
 from shardkeep.transfer.replicas import CheckReplicas
 from shardkeep.transfer.restore import LoadOptions, build, restore
 from shardkeep.transfer.save import SaveOptions, Timings, run_save
+from shardkeep.translate.exporting import ExportFormat, ExportReport, export
 from shardkeep.translate.importing import Wishes, imported
 from shardkeep.translate.opening import open_source
 
@@ -315,6 +316,47 @@ def import_checkpoint(
             if metadata is None:
                 options = replace(options, metadata=dict(found.metadata))
         return _run(lambda: found.kept, path, durable, council, options, Timings())
+
+
+def export_checkpoint(
+    path: Path,
+    dest: str | os.PathLike[str],
+    *,
+    to: ExportFormat,
+    keys: Sequence[str] | None = None,
+    prefix: str = "",
+    rename: Callable[[str], str | None] | None = None,
+    dtype: str | None = None,
+    max_shard_nbytes: int = 5 * 10**9,
+    max_memory_nbytes: int = 256 * 2**20,
+    threads: int = THREADS,
+    force: bool = False,
+    verify: bool = True,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Write what a checkpoint holds to `dest` in another format; one process does it.
+
+    `to` is "hf" (a folder as transformers reads it), "safetensors" (one file), "dcp" or "torch".
+    `prefix` takes what lies below a name, without it: "model." makes a model of a training state.
+    `rename` is given each name that is left; None drops it. `dtype` casts floats. Memory stays
+    within `max_memory_nbytes`. Nothing appears at `dest` before all of it is there.
+    """
+    with _source(path) as opened, Meter("exporting", progress, show=True) as meter:
+        return export(
+            opened,
+            pathlib.Path(dest),
+            to=to,
+            meter=meter,
+            keys=keys,
+            prefix=prefix,
+            rename=rename,
+            dtype=dtype,
+            max_shard_nbytes=max_shard_nbytes,
+            max_memory_nbytes=max_memory_nbytes,
+            threads=threads,
+            force=force,
+            verify=verify,
+        )
 
 
 def _device(device: torch.device | str | None) -> torch.device | None:
