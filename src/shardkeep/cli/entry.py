@@ -44,9 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(words: list[str]) -> int:
     # Importing the parser takes longer than these two take by themselves.
     if words in _HELP:
+        from shardkeep.cli.printing import has_colour
         from shardkeep.cli.table import overview
 
-        print(overview(colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ))
+        print(overview(colour=has_colour()))
         return 0
     if len(words) == 2 and words[0] == "ls" and not words[1].startswith("-"):
         from pathlib import Path

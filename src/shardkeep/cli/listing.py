@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardkeep.cli.printing import console, print_json, print_out
+from shardkeep.cli.printing import has_colour, print_json, window_width
 
 
 def ls(run: Path, /, *, json: bool = False) -> int:
@@ -26,8 +26,7 @@ def ls(run: Path, /, *, json: bool = False) -> int:
         from dataclasses import asdict
 
         return print_json([asdict(record) for record in records])
-    from shardkeep.view.step_table import steps_table
+    from shardkeep.view.step_table import steps_text
 
-    out = console()
-    print_out(steps_table(records, out), out=out)
+    print(steps_text(records, width=window_width(), colour=has_colour()))
     return 0

@@ -16,6 +16,19 @@ if TYPE_CHECKING:
 _PIPE_WIDTH = 4000
 
 
+def has_colour() -> bool:
+    """Whether somebody sees colours, and wants to."""
+    wanted = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return sys.stdout.isatty() and wanted
+
+
+def window_width() -> int | None:
+    """The width of the window; None for a pipe."""
+    import shutil
+
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def console() -> Console:
     """Where people read: as wide as their window, with colours only there."""
     from rich.console import Console
