@@ -8,5 +8,6 @@ from torture.campaign import Campaign
 from torture.crash_replay import CrashReplay
 from torture.damage import Damage
 from torture.power_loss import PowerLoss
+from torture.savers import Savers
 
-CAMPAIGNS: Sequence[Campaign] = (CrashReplay(), PowerLoss(), Damage())
+CAMPAIGNS: Sequence[Campaign] = (CrashReplay(), PowerLoss(), Damage(), Savers())

@@ -321,7 +321,7 @@ class Checkpointer:
         """Remove what the retention drops; the same report on all ranks. SPMD.
 
         `leftovers=True` takes half-written checkpoints, too, and `damaged=True` those that cannot
-        be read; saves of this run that are under way are spared. Not while another job saves here.
+        be read; what is being saved, by this job or another, is spared.
         """
         return from_chair(
             council_of(self._group, act="prune", timeout=self._timeout),

@@ -17,7 +17,7 @@ from typing import TypeVar
 import pytest
 
 from shardkeep.errors import ConflictError, CorruptError, InvalidError, NotFoundError
-from shardkeep.storage import CanMap, Entry, Storage
+from shardkeep.storage import CanHold, CanMap, Entry, Storage
 
 T = TypeVar("T")
 
@@ -169,6 +169,36 @@ class StorageSuite:
             return same
 
         assert all(same for found in at_once(read) for same in found)
+
+    # Holding
+
+    def test_what_is_held_is_seen_so_until_it_is_let_go_and_then_gone(
+        self, storage: Storage
+    ) -> None:
+        if not isinstance(storage, CanHold):
+            pytest.skip("this storage cannot hold objects")
+        other = self.second(storage)
+        assert isinstance(other, CanHold)
+        with storage.hold("a.lock"), storage.hold("b.lock"):
+            assert other.is_held("a.lock")
+            assert not other.delete_unless_held("a.lock")
+            assert storage.is_held("a.lock")
+            assert [entry.key for entry in other.list()] == ["a.lock", "b.lock"]
+            held_twice = pytest.raises(ConflictError, match=r"a\.lock is (already )?there")
+            with held_twice, other.hold("a.lock"):
+                raise AssertionError("it is held twice")
+        assert storage.list() == []
+        assert not other.is_held("a.lock")
+        assert other.delete_unless_held("a.lock")
+
+    def test_what_nobody_holds_may_be_deleted(self, storage: Storage) -> None:
+        if not isinstance(storage, CanHold):
+            pytest.skip("this storage cannot hold objects")
+        write_object(storage, "a.lock", b"")
+
+        assert not storage.is_held("a.lock")
+        assert storage.delete_unless_held("a.lock")
+        assert storage.list() == []
 
     # Mapping
 

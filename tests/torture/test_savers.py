@@ -1,0 +1,31 @@
+from unittest.mock import patch
+
+from shardkeep.storage import Storage
+from shardkeep.transfer import prune, save
+from shardkeep.transfer.commit import MANIFEST, committed_manifest
+from torture.savers import Savers
+
+
+def test_of_many_savers_one_stands_while_others_read_and_prune() -> None:
+    tally = Savers().run("short", 0, print)
+    assert tally.violations == []
+    assert tally.cases == 12
+    assert tally.facts["whole loads"]
+
+
+def test_a_prune_that_does_not_look_for_saves_under_way_is_found_out() -> None:
+    with patch.object(prune, "saves_under_way", lambda storage: set[str]()):
+        assert Savers().run("short", 1, print).violations
+
+
+def _commit_anyway(storage: Storage, manifest: bytes, replaced: bytes | None) -> None:
+    """As if the manifest that was seen at first did not matter."""
+    while not storage.put_if_absent(MANIFEST, manifest):
+        seen = committed_manifest(storage)
+        if seen is not None and storage.replace(MANIFEST, manifest, expected=seen):
+            return
+
+
+def test_a_commit_that_takes_the_place_of_any_other_is_found_out() -> None:
+    with patch.object(save, "commit", _commit_anyway):
+        assert Savers().run("short", 0, print).violations
