@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from shardkeep.errors import (
+    ConflictError,
     DeadlineError,
     RankFailedError,
     ShardkeepError,
@@ -26,6 +27,8 @@ _LONGEST_PAUSE = 0.02
 # A chair that is there gets this much longer: when its own wait ends, it says who is late.
 _GRACE = 0.5
 _MAX_GRACE_SECONDS = 30.0
+# So long whoever fails first has to say why, before another rank's reason is heard instead.
+_FIRST_WORD_SECONDS = 0.2
 
 # Whoever leaves last clears all of them, also those in which it had no part.
 _PHASES = ("plan", "views", "agree", "write", "explain", "keys", "own", "load", "choose")
@@ -125,6 +128,8 @@ class StoreCouncil:
         self._timeout = timeout
         self._clock = clock or Clock()
         self._phases: list[str] = []
+        self._seat: int | None = None
+        """Which of those who came to this council I am, from 1; 0 if that was not to be learnt."""
 
     def report(self, phase: str, note: bytes) -> None:
         self._remember(phase)
@@ -138,15 +143,23 @@ class StoreCouncil:
             return self._collect(phase, self.ranks if ranks is None else ranks)
 
     def _collect(self, phase: str, ranks: Sequence[int]) -> Mapping[int, bytes]:
+        keys = [self._key(phase, rank) for rank in ranks]
         deadline, pause = self._clock.monotonic() + self._timeout, _FIRST_PAUSE
-        while self._store.add(self._key(phase, "count"), 0) < len(ranks):
+        while not self._are_there(phase, keys):
             self._raise_failure()
             if self._clock.monotonic() > deadline:
-                raise self._late(phase, ranks)
+                self._require_all(phase, ranks)
+                break
             # Short waits outside the Store: its lock also serves the training's own calls.
             self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-        return dict(zip(ranks, self._get_all([self._key(phase, r) for r in ranks]), strict=True))
+        return dict(zip(ranks, self._get_all(keys), strict=True))
+
+    def _are_there(self, phase: str, keys: list[str]) -> bool:
+        # The count is quickly asked for, but it does not tell whose notes were counted: asking for
+        # one that is not there would wait within the Store, for as long as the Store likes.
+        counted = self._store.add(self._key(phase, "count"), 0)
+        return counted >= len(keys) and self._store.check(keys)
 
     def _get_all(self, keys: list[str]) -> list[bytes]:
         # Not every Store can answer for several keys at once: a FileStore cannot.
@@ -170,7 +183,7 @@ class StoreCouncil:
         while not self._store.check([key]):
             self._raise_failure()
             if self._clock.monotonic() > deadline:
-                if grace and self._store.check([self._key(phase, self.chair)]):
+                if grace and self._has_chair_come():
                     deadline, grace = deadline + grace, 0.0
                     continue
                 raise DeadlineError(
@@ -181,6 +194,10 @@ class StoreCouncil:
             pause = min(2 * pause, _LONGEST_PAUSE)
         return self._store.get(key)
 
+    def _has_chair_come(self) -> bool:
+        # It reports in some phases only: in any of them will do.
+        return any(self._store.check([self._key(phase, self.chair)]) for phase in self._phases)
+
     def fail(self, phase: str, error: BaseException, *, undone: bool) -> None:
         note = {
             "rank": self.me,
@@ -188,18 +205,47 @@ class StoreCouncil:
             "error": f"{type(error).__name__}: {error}",
             "kind": error.kind if isinstance(error, ShardkeepError) else "",
             "input": isinstance(error, ValueError | TypeError),
-            "undone": undone,
         }
         # The first failure is the cause; what follows from it would hide it, and so would a Store
         # that is gone.
         with suppress(RuntimeError):
-            if self._store.add(self._key("failed", "count"), 1) == 1:
+            # A rank that was started anew does not know what it has reported in its first life.
+            note["undone"] = undone and self._has_seat()
+            if self._store.add(self._key("failed", "count"), 1) == 1 or not self._is_known():
                 self._store.set(self._key("failed", "note"), json.dumps(note))
+
+    def _is_known(self) -> bool:
+        """Whether the first to fail has said why. It may have died in the middle of it."""
+        deadline = self._clock.monotonic() + _FIRST_WORD_SECONDS
+        while not self._store.check([self._key("failed", "note")]):
+            if self._clock.monotonic() > deadline:
+                return False
+            self._clock.sleep(_LONGEST_PAUSE)
+        return True
+
+    def _has_seat(self) -> bool:
+        """Whether I am one of the first to come here, of whom there are as many as ranks.
+
+        Whoever comes after them is a process that was started anew, or the Store still has the
+        notes of an earlier run: what is announced here is not meant for it. If one that was started
+        anew is among the first, one of the others is not, and has no part in what follows: so
+        nothing is agreed on before every rank has come, once.
+        """
+        if self._seat is None:
+            self._seat = 0
+            self._seat = self._store.add(self._key("seats", "count"), 1)
+        return 1 <= self._seat <= len(self.ranks)
 
     @contextmanager
     def _asking(self, phase: str) -> Generator[None]:
         """Turns the errors of a Store whose process is gone into one of ours."""
         try:
+            if not self._has_seat():
+                raise ConflictError(
+                    f"{phase}: rank {self.me} comes to an act that all {len(self.ranks)} ranks "
+                    "have come to before; a process was started anew, or the Store has the notes "
+                    "of an earlier run. Start all ranks together, with a Store of their own"
+                )
             yield
         except ShardkeepError:
             raise
@@ -219,12 +265,14 @@ class StoreCouncil:
         failure.undone = note["undone"]
         raise failure
 
-    def _late(self, phase: str, ranks: Sequence[int]) -> DeadlineError:
+    def _require_all(self, phase: str, ranks: Sequence[int]) -> None:
+        """Raise unless every rank has reported; one that died before it was counted has."""
         late = [rank for rank in ranks if not self._store.check([self._key(phase, rank)])]
-        return DeadlineError(
-            f"{phase}: {name_ranks(late)} of {len(ranks)} did not report within "
-            f"{self._timeout:g} s; nothing was committed"
-        )
+        if late:
+            raise DeadlineError(
+                f"{phase}: {name_ranks(late)} of {len(ranks)} did not report within "
+                f"{self._timeout:g} s; nothing was committed"
+            )
 
     def leave(self, *, done: bool) -> None:
         # With the Store, what was left in it is gone, too.
@@ -232,6 +280,9 @@ class StoreCouncil:
             self._leave(done=done)
 
     def _leave(self, *, done: bool) -> None:
+        if not self._has_seat():
+            # What is left here is not mine to clear.
+            return
         if done:
             # All was collected before there was an outcome: each rank clears up after itself.
             self._delete([self._key(phase, self.me) for phase in self._phases])
@@ -246,7 +297,7 @@ class StoreCouncil:
         if self._store.check([self._key("failed", "note")]):
             self._delete([self._key(phase, rank) for phase in phases for rank in self.ranks])
         self._delete([f"{self._topic}/{name}" for name in ("failed/count", "failed/note")])
-        self._delete([self._key("left", "count")])
+        self._delete([self._key("left", "count"), self._key("seats", "count")])
 
     def _delete(self, keys: Sequence[str]) -> None:
         for key in keys:
