@@ -253,6 +253,23 @@ def test_arrays_and_lists_go_by_their_dotted_names(tmp_path):
     assert set(loaded_folder(tmp_path / "out")) == {"a.0", "a.1.b", "5"}
 
 
+def test_a_model_without_a_single_cell_is_exported(tmp_path):
+    state = {"a": torch.ones(0), "b": torch.ones(3, 0, dtype=torch.int8)}
+    exported(saved(state, tmp_path / "ckpt"), tmp_path / "out", max_shard_nbytes=1)
+
+    assert_same_bits(load_file(tmp_path / "out" / "model.safetensors"), state)
+    assert_same_bits(sk.load(tmp_path / "out"), state)
+
+
+def test_a_model_is_cast_in_its_own_folder(tmp_path, ckpt, tensors):
+    exported(ckpt, tmp_path / "out", prefix="model.", max_shard_nbytes=2048)
+    exported(tmp_path / "out", tmp_path / "out", dtype="bf16", force=True)
+
+    expected = {key: tensor.bfloat16() for key, tensor in tensors.items()}
+    assert_same_bits(loaded_folder(tmp_path / "out"), expected)
+    assert names(tmp_path / "out") == ["model.safetensors"]
+
+
 def test_a_tied_tensor_is_written_once_and_comes_back_tied(tmp_path):
     tensor = torch.arange(6.0)
     ckpt = saved({"first": tensor, "last": torch.ones(1), "twin": tensor}, tmp_path / "ckpt")
@@ -276,6 +293,7 @@ def test_a_tied_tensor_is_written_once_and_comes_back_tied(tmp_path):
         ({"w": torch.ones(2), "v": torch.ones(2)}, {"rename": lambda _: "x"}, ConflictError, "'x'"),
         ({"w": torch.ones(2)}, {"rename": lambda _: ""}, InvalidError, "cannot be called ''"),
         ({"w": torch.ones(2)}, {"rename": lambda _: "__metadata__"}, InvalidError, "called"),
+        ({"w": torch.ones(2)}, {"rename": lambda _: 5}, InvalidError, "cannot be called 5"),
     ],
 )
 def test_what_cannot_be_exported_is_named_before_anything_is_written(

@@ -125,7 +125,7 @@ def _leaves(
 def _name(source: str, prefix: str, rename: Rename | None) -> str | None:
     plain = source.removeprefix(prefix)
     name = rename(plain) if rename is not None else plain
-    if name is not None and (not name or name == METADATA):
+    if name is not None and (type(name) is not str or name in ("", METADATA)):
         raise InvalidError(f"{source!r} cannot be called {name!r} in a safetensors file")
     return name
 
