@@ -1,5 +1,8 @@
-"""`python -m shardkeep`: the command line."""
+"""`python -m shardkeep`: the command line, also for several processes by torchrun."""
 
-from shardkeep.cli import main
+from shardkeep.cli.entry import main
+from shardkeep.cli.ranks import read_launch
 
-main()
+if __name__ == "__main__":
+    read_launch()
+    main()

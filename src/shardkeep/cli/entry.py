@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+from shardkeep.cli.ranks import SHARED, launch
 from shardkeep.errors import ShardkeepError
 
 _HELP: tuple[list[str], ...] = ([], ["--help"], ["-h"], ["help"])
@@ -38,10 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if debug:
             raise
         code = 130
-    sys.exit(code if _speaks() else 0)
+    # If another rank ended with a code first, torchrun would stop rank 0 before it speaks.
+    sys.exit(code if launch().rank == 0 else 0)
 
 
 def _run(words: list[str]) -> int:
+    if launch().rank and words[:1] and words[0] not in SHARED:
+        return 0
     # Importing the parser takes longer than these two take by themselves.
     if words in _HELP:
         from shardkeep.cli.printing import has_colour
@@ -80,11 +84,7 @@ def _parse_and_run(words: list[str]) -> int:
 def _complain(text: str) -> int:
     from shardkeep.view.words import clean_text
 
-    if _speaks():
+    if launch().rank == 0:
         lines = [clean_text(line) for line in text.splitlines()]
         print("shardkeep: " + "\n".join(lines), file=sys.stderr)
     return 2
-
-
-def _speaks() -> bool:
-    return os.environ.get("RANK", "0") == "0"

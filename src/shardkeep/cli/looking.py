@@ -6,7 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardkeep.cli.printing import console, print_json, print_lines, print_out, this_team
+from shardkeep.cli.printing import console, print_json, print_lines, print_out
+from shardkeep.cli.ranks import this_team
 from shardkeep.errors import InvalidError
 from shardkeep.view.words import clean_text, count_text, size_text
 

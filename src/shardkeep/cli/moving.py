@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from shardkeep.cli.printing import print_json, print_lines, this_team
+from shardkeep.cli.printing import print_json, print_lines
+from shardkeep.cli.ranks import this_team
 from shardkeep.errors import InvalidError, NotFoundError
 from shardkeep.view.words import count_text, parse_size, size_text
 
@@ -212,7 +213,6 @@ def import_(
         Print JSON, for programs.
     """
     from shardkeep.checkpoint import import_checkpoint
-    from shardkeep.view.pieces import core_count
 
     team = this_team()
     if not source.exists():
@@ -225,7 +225,7 @@ def import_(
         under=under,
         verify=not no_verify,
         overwrite=force,
-        threads=max(1, core_count() // team.size),
+        threads=team.threads,
     )
     if not team.leads:
         return 0

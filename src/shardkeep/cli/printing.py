@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from shardkeep.view.sharing import Team
-
 # What a pipe gets must not be folded to the width of a window that nobody sees.
 _PIPE_WIDTH = 4000
 
@@ -74,10 +72,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(one) for one in cast("list[Any]", value)]
     return value
-
-
-def this_team() -> Team:
-    """The processes that torchrun started for this command, or this one alone."""
-    from shardkeep.view.sharing import join_team
-
-    return join_team(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))

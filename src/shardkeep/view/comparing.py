@@ -35,7 +35,7 @@ def _own_stats(opened: Opened, keys: Sequence[str], team: Team) -> StatsByKey:
     reader = PieceReader(opened)
     acts = [(batch.nbytes, partial(_batch_stats, reader, batch)) for batch in mine]
     found: StatsByKey = {}
-    for part in run_all(acts, "reading", show=team.leads):
+    for part in run_all(acts, "reading", show=team.leads, threads=team.threads):
         for key, stats in part:
             found.setdefault(key, Stats()).join(stats)
     return found
@@ -130,7 +130,7 @@ def _own_changes(a: Opened, b: Opened, keys: Sequence[str], team: Team) -> Chang
     readers = PieceReader(a), PieceReader(b)
     acts = [(2 * batch.nbytes, partial(_batch_changes, readers, b, batch)) for batch in mine]
     found: Changes = {}
-    for part in run_all(acts, "comparing", show=team.leads):
+    for part in run_all(acts, "comparing", show=team.leads, threads=team.threads):
         for change in part:
             found.setdefault(change.key, Change(change.key)).join(change)
     return found

@@ -58,7 +58,7 @@ def cost_table(found: MeshCost) -> RenderableType:
 
 
 def _ranks_table(found: MeshCost) -> RenderableType:
-    table = plain_table("rank", *_COLUMNS, left=("rank",), fold=("rank",), fold_width=4)
+    table = plain_table("rank", *_COLUMNS, left=("rank",), fold={"rank": 4})
     by_cost = [
         (cost, sorted(rank for one in group for rank in one.ranks))
         for cost, group in groupby(

@@ -24,6 +24,8 @@ class Team:
 
     rank: int = 0
     size: int = 1
+    threads: int = 0
+    """For each; 0 for as many as there are cores."""
 
     @property
     def leads(self) -> bool:
@@ -76,11 +78,11 @@ class Team:
         return kept[0]
 
 
-def join_team(rank: int, size: int) -> Team:
+def join_team(rank: int, size: int, threads: int) -> Team:
     """The team that torchrun started; imports torch only if there is more than one."""
     if size > 1:
         import torch.distributed as dist
 
         if not dist.is_initialized():
             dist.init_process_group("gloo")
-    return Team(rank, size)
+    return Team(rank, size, threads)

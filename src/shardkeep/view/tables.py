@@ -23,12 +23,13 @@ from shardkeep.view.words import clean_text, number_text, shape_text, size_text
 _RANK_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "white")
 _PICTURE_ROWS, _PICTURE_COLUMNS = 16, 64
 _LISTED = 64
+_LEFT = ("name", "dtype", "shape")
 
 
 def checkpoint_facts(checkpoint: Checkpoint) -> RenderableType:
     """The checkpoint as a whole."""
     manifest = checkpoint.manifest
-    table = plain_table("", " ", left=("", " "), fold=(" ",))
+    table = plain_table("", " ", left=("", " "), fold={" ": 12})
     table.show_header = False
     for name, value in facts_of(checkpoint).items():
         table.add_row(Text(name, style="bold"), Text(clean_text(str(value))))
@@ -117,10 +118,13 @@ def tensors_table(
     return table
 
 
-def _kinds_table(rows: Iterable[Row]) -> Table:
-    table = plain_table(
-        "name", "dtype", "shape", "size", left=("name", "dtype", "shape"), fold=("name",)
-    )
+def _name_width(names: Iterable[str]) -> dict[str, int]:
+    return {"name": max(map(len, names), default=0)}
+
+
+def _kinds_table(rows: Sequence[Row]) -> Table:
+    fold = _name_width(row.name for row in rows)
+    table = plain_table("name", "dtype", "shape", "size", left=_LEFT, fold=fold)
     for row in rows:
         table.add_row(Text(clean_text(row.name)), *_kind_cells(row))
     return table
@@ -132,10 +136,11 @@ def _kind_cells(row: Row) -> list[str]:
     return [row.record.dtype, shape_text(row.record.shape), size_text(row.nbytes)]
 
 
-def _stats_table(rows: Iterable[Row], stats: Mapping[str, Stats], *, kinds: bool) -> Table:
+def _stats_table(rows: Sequence[Row], stats: Mapping[str, Stats], *, kinds: bool) -> Table:
     columns = ("dtype", "shape", "size") if kinds else ()
     numbers = ("min", "max", "mean", "std", "nan", "inf")
-    table = plain_table("name", *columns, *numbers, left=("name", "dtype", "shape"), fold=("name",))
+    fold = _name_width(row.name for row in rows)
+    table = plain_table("name", *columns, *numbers, left=_LEFT, fold=fold)
     for row in rows:
         cells = _kind_cells(row) if kinds else []
         table.add_row(Text(clean_text(row.name)), *cells, *_stat_cells(stats[row.name]))
@@ -158,7 +163,7 @@ def tensor_picture(info: TensorInfo) -> RenderableType:
     # Of another format's files nobody knows the writer: they are numbered as they come.
     number_of = {file: _rank_of(file) if ours else at for at, file in enumerate(files)}
     table = plain_table(
-        "rank" if ours else "no.", "file", "box", left=("file", "box"), fold=("file",)
+        "rank" if ours else "no.", "file", "box", left=("file", "box"), fold={"file": 12}
     )
     for box, file in info.chunks[:_LISTED]:
         number = number_of[file]
@@ -206,7 +211,8 @@ def _holder(info: TensorInfo, cell: Sequence[int]) -> str | None:
 
 def changes_table(changes: Sequence[Change]) -> Table:
     """Tensors that differ, the largest change first."""
-    table = plain_table("name", "largest", "relative", "changed", left=("name",), fold=("name",))
+    fold = _name_width(one.key for one in changes)
+    table = plain_table("name", "largest", "relative", "changed", left=_LEFT, fold=fold)
     for one in changes:
         table.add_row(
             Text(clean_text(one.key)),

@@ -64,7 +64,7 @@ def _verify_own(opened: Opened, team: Team) -> Verified:
             else [(file.nbytes, partial(_damage, opened, index, chunks))]
         )
     mine = team.share(acts, [nbytes for nbytes, _ in acts])
-    for found in run_all(mine, "verifying", show=team.leads):
+    for found in run_all(mine, "verifying", show=team.leads, threads=team.threads):
         problems += found
     return Verified(0, problems, has_digests)
 
