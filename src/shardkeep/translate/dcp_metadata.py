@@ -52,7 +52,7 @@ class DcpMetadata:
     objects: Mapping[str, Item]
     """What is no tensor: pickled by torch.save."""
     paths: Mapping[str, Path] = field(default_factory=dict[str, Path])
-    """The places of keys in the nested state; a key without one stands at the root."""
+    """The places of keys in the nested state, in its order; a key without one is at the root."""
 
 
 def read_metadata(data: bytes, *, where: str) -> DcpMetadata:
@@ -195,7 +195,7 @@ class _Reader:
         if type(found) is not dict:
             return {}
         mapping = cast("dict[Any, Any]", found)
-        return {key: self._path(key, mapping[key]) for key in listed if key in mapping}
+        return {key: self._path(key, path) for key, path in mapping.items() if key in listed}
 
     def _path(self, key: str, found: Any) -> Path:
         parts = cast("tuple[Any, ...] | list[Any]", found)

@@ -36,8 +36,9 @@ def build_tree(
     Without values, a list that they stood in becomes a dict by position.
     """
     root = _Branch()
-    for key, node in nodes.items():
-        _put(root, paths.get(key, (key,)), node, f"{where}: {key!r}")
+    # The paths are in the order of the state, the rest in that of the ranks' plans.
+    for key in {**{key: None for key in paths if key in nodes}, **nodes}:
+        _put(root, paths.get(key, (key,)), nodes[key], f"{where}: {key!r}")
     return _node(root, where, has_values)
 
 
