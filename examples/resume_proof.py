@@ -176,7 +176,7 @@ def until_over(job: Job) -> Iterator[None]:
         if time.monotonic() > deadline:
             raise UnexpectedError(f"a job was not over within {MAX_SECONDS:g} s")
         yield
-        time.sleep(0.001)
+        time.sleep(0.002)
 
 
 def require_success(job: Job, log: Path) -> None:

@@ -19,10 +19,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch._dynamo  # fully_shard wants it: once for all ranks
+import torch._dynamo
 
+import shardkeep as sk
 from examples import train_gpt
 from examples.resume_proof import Kill, prove
+
+
+# What the ranks would import when they come to it is imported once for all.
+PRELOADED = (torch._dynamo, sk.Checkpointer, sk.DataCursor, sk.rng_state)
 
 
 class ForkedJob:
