@@ -40,8 +40,8 @@ except ImportError as error:
 
 from shardkeep.checkpointer import Checkpointer
 from shardkeep.errors import InvalidError, UnsupportedError
-from shardkeep.integrations.shares import share_of
-from shardkeep.state.adapting import expand
+from shardkeep.integrations.accelerate import require_supported
+from shardkeep.integrations.shares import SharedModule, named
 from shardkeep.state.rng import RngState
 
 _STATE_KEY = "trainer_state"
@@ -147,7 +147,7 @@ class _Job:
         """Model, optimizer and all that belongs to them, as they were saved."""
         if self._run.restored is None:
             return
-        self._run.restore(self._live() | {"rng": RngState()}, self._start)
+        self._run.restore(self._live(), self._start)
         # The Trainer draws numbers while it looks for its place in the data.
         self._rng = RngState().kept().value
 
@@ -177,25 +177,22 @@ class _Job:
         step = self._trainer.state.global_step
         if self._is_due and step != self._saved:
             save = self._run.save_async if self._in_background else self._run.save
-            save(step, self._kept(), metrics=self._metrics(), metadata=self._metadata())
+            save(step, self._live(), metrics=self._metrics(), metadata=self._metadata())
             self._saved = step
         self._is_due = False
 
     def _live(self) -> dict[str, Any]:
-        trainer = self._trainer
-        optimizer = trainer.optimizer
+        # Untyped: what these hold depends on the backend.
+        trainer: Any = self._trainer
+        model, optimizer = trainer.model, trainer.optimizer
         live: dict[str, Any] = {
-            "model": trainer.model,
-            "optimizer": getattr(optimizer, "optimizer", optimizer),
+            "model": SharedModule(model),
+            "optimizer": named(getattr(optimizer, "optimizer", optimizer), [model]),
             "scheduler": trainer.lr_scheduler,
+            "rng": RngState(),
         }
         scaler = trainer.accelerator.scaler
         return live if scaler is None else live | {"scaler": scaler}
-
-    def _kept(self) -> dict[str, Any]:
-        tree = expand(self._live() | {"rng": RngState()})
-        tree["model"] = share_of(cast("Any", self._trainer.model), tree["model"])
-        return tree
 
     def _metrics(self) -> dict[str, float]:
         """What was logged for this very step."""
@@ -234,9 +231,8 @@ class _Job:
 
 
 def _require_supported(trainer: Trainer) -> None:
+    require_supported(trainer.accelerator)
     args = trainer.args
-    if trainer.is_deepspeed_enabled:
-        raise UnsupportedError("DeepSpeed keeps shards of its own: save with DeepSpeed")
     if args.load_best_model_at_end or str(args.save_strategy) == "best":
         raise UnsupportedError(
             "load_best_model_at_end and save_strategy='best' need checkpoints of the Trainer's "
