@@ -19,7 +19,7 @@ class FaultyCalls(FileCalls):
         self.max_nbytes: int | None = None
         self._failures: dict[tuple[str, int], tuple[int, bool]] = {}
         self._always: dict[str, int] = {}
-        self._hooks: dict[str, Callable[..., None]] = {}
+        self._hooks: dict[str, Callable[..., object]] = {}
 
     def fail(self, kind: str, number: int, *, nth: int = 1, done: bool = False) -> None:
         """The nth call of `kind` from now on fails with `number`; if `done`, after its work."""
@@ -29,7 +29,7 @@ class FaultyCalls(FileCalls):
         """Each call of `kind` fails with errno `number`."""
         self._always[kind] = number
 
-    def before(self, kind: str, hook: Callable[..., None]) -> None:
+    def before(self, kind: str, hook: Callable[..., object]) -> None:
         """`hook` is called with the arguments of each call of `kind`, before it."""
         self._hooks[kind] = hook
 

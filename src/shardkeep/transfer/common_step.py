@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 
 from shardkeep.errors import DeadlineError, RankFailedError, name_ranks
-from shardkeep.transfer.council import NoteStore
+from shardkeep.transfer.bounded_store import NoteStore, bounded
 
 _POLL_SECONDS = 0.1
 _WAIT_SECONDS = 0.005
@@ -26,7 +26,9 @@ _WAIT_SECONDS = 0.005
 _SECONDS_PER_RANK = 0.0002
 # A chair that is there gets this much longer: when its own wait ends, it says who is late.
 _GRACE = 0.5
-_MAX_GRACE_SECONDS = 30.0
+_MAX_GRACE_SECONDS = 1.0
+# A Store that says nothing for so long is gone: the thread must be able to end.
+_MAX_SILENCE_SECONDS = 30.0
 # The decision of a loop that is over. Where one is, all are soon, and nobody acts any more.
 _NEVER = 2**62
 
@@ -102,7 +104,7 @@ class StoreStep:
         timeout: float,
         look: Callable[[], str | None],
     ) -> None:
-        self._store = store
+        self._store = bounded(store, lambda: min(timeout, _MAX_SILENCE_SECONDS))
         self._ranks = tuple(ranks)
         self._me = me
         self._chair = min(self._ranks)

@@ -20,30 +20,22 @@ from shardkeep.errors import (
     failure_of_kind,
     name_ranks,
 )
+from shardkeep.transfer.bounded_store import NoteStore, bounded
 from shardkeep.transfer.clock import Clock
 
 _FIRST_PAUSE = 0.0002
 _LONGEST_PAUSE = 0.02
 # A chair that is there gets this much longer: when its own wait ends, it says who is late.
 _GRACE = 0.5
-_MAX_GRACE_SECONDS = 30.0
+_MAX_GRACE_SECONDS = 1.0
+# The least that a question to the Store may take, however late it is.
+_MIN_SECONDS = 0.5
+_MAX_NAMED = 8
 # So long whoever fails first has to say why, before another rank's reason is heard instead.
 _FIRST_WORD_SECONDS = 0.2
 
 # Whoever leaves last clears all of them, also those in which it had no part.
 _PHASES = ("plan", "views", "agree", "write", "explain", "keys", "own", "load", "choose")
-
-
-class NoteStore(Protocol):
-    """What is used of a c10d Store."""
-
-    def set(self, key: str, value: str | bytes, /) -> None: ...
-    def get(self, key: str, /) -> bytes: ...
-    def add(self, key: str, amount: int, /) -> int: ...
-    def check(self, keys: list[str], /) -> bool: ...
-    def multi_get(self, keys: list[str], /) -> list[bytes]: ...
-    def delete_key(self, key: str, /) -> bool: ...
-    def has_extended_api(self) -> bool: ...
 
 
 class Council(Protocol):
@@ -108,7 +100,11 @@ class SoloCouncil:
 
 
 class StoreCouncil:
-    """Ranks that share a Store. `topic` is the same on all, and new for each save."""
+    """Ranks that share a Store. `topic` is the same on all, and new for each save.
+
+    Every wait for others, and for the Store itself, ends `timeout` seconds after it began, or at
+    most 2 s later.
+    """
 
     def __init__(
         self,
@@ -123,10 +119,11 @@ class StoreCouncil:
         self.ranks = tuple(ranks)
         self.me = me
         self.chair = min(self.ranks)
-        self._store = store
         self._topic = topic
         self._timeout = timeout
         self._clock = clock or Clock()
+        self._deadline = self._clock.monotonic() + timeout
+        self._store = bounded(store, self._seconds_left)
         self._phases: list[str] = []
         self._seat: int | None = None
         """Which of those who came to this council I am, from 1; 0 if that was not to be learnt."""
@@ -144,10 +141,10 @@ class StoreCouncil:
 
     def _collect(self, phase: str, ranks: Sequence[int]) -> Mapping[int, bytes]:
         keys = [self._key(phase, rank) for rank in ranks]
-        deadline, pause = self._clock.monotonic() + self._timeout, _FIRST_PAUSE
+        pause = _FIRST_PAUSE
         while not self._are_there(phase, keys):
             self._raise_failure()
-            if self._clock.monotonic() > deadline:
+            if self._clock.monotonic() > self._deadline:
                 self._require_all(phase, ranks)
                 break
             # Short waits outside the Store: its lock also serves the training's own calls.
@@ -178,18 +175,18 @@ class StoreCouncil:
             return self._hear(phase, self._key(phase, "all"))
 
     def _hear(self, phase: str, key: str) -> bytes:
-        deadline, pause = self._clock.monotonic() + self._timeout, _FIRST_PAUSE
+        pause = _FIRST_PAUSE
         grace = min(_GRACE * self._timeout, _MAX_GRACE_SECONDS)
         while not self._store.check([key]):
             self._raise_failure()
-            if self._clock.monotonic() > deadline:
+            if self._clock.monotonic() > self._deadline:
                 if grace and self._has_chair_come():
-                    deadline, grace = deadline + grace, 0.0
+                    self._deadline, grace = self._deadline + grace, 0.0
                     continue
-                raise DeadlineError(
-                    f"{phase}: rank {self.chair} has not answered within {self._timeout:g} s; "
-                    "it may be dead or waiting for others. The outcome is unknown on this rank"
-                )
+                if self._store.check([key]):
+                    # Announced just now: a chair that has left has taken its own notes with it.
+                    break
+                raise self._unanswered(phase)
             self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         return self._store.get(key)
@@ -238,7 +235,8 @@ class StoreCouncil:
 
     @contextmanager
     def _asking(self, phase: str) -> Generator[None]:
-        """Turns the errors of a Store whose process is gone into one of ours."""
+        """A deadline for all that follows; errors of a Store that is gone become ours."""
+        self._deadline = self._clock.monotonic() + self._timeout
         try:
             if not self._has_seat():
                 raise ConflictError(
@@ -251,7 +249,10 @@ class StoreCouncil:
             raise
         except RuntimeError as error:
             raise RankFailedError(
-                {self.me: f"the c10d Store does not answer; its process may be dead ({error})"},
+                {
+                    self.me: "the c10d Store does not answer; its process may be dead, stopped or "
+                    f"cut off ({error})"
+                },
                 phase,
             ) from error
 
@@ -264,6 +265,36 @@ class StoreCouncil:
         )
         failure.undone = note["undone"]
         raise failure
+
+    def _seconds_left(self) -> float:
+        return max(_MIN_SECONDS, self._deadline - self._clock.monotonic())
+
+    def _unanswered(self, phase: str) -> DeadlineError:
+        """Said by a rank that waited in vain: the chair may be waiting for somebody, too."""
+        late = self._missing(phase, self.ranks) if self._has_reported(phase) else []
+        if late and late != [self.chair]:
+            what = f"{name_ranks(late)} of {len(self.ranks)} did not report within"
+        else:
+            what = f"rank {self.chair} has not answered within"
+        return DeadlineError(
+            f"{phase}: {what} {self._timeout:g} s; it may be dead or waiting for others. "
+            "The outcome is unknown on this rank"
+        )
+
+    def _has_reported(self, phase: str) -> bool:
+        return self._store.check([self._key(phase, self.me)])
+
+    def _missing(self, phase: str, ranks: Sequence[int]) -> list[int]:
+        """The first few that have not reported: by halves, since every rank may ask this."""
+        if self._store.check([self._key(phase, rank) for rank in ranks]):
+            return []
+        if len(ranks) == 1:
+            return list(ranks)
+        half = len(ranks) // 2
+        found = self._missing(phase, ranks[:half])
+        if len(found) < _MAX_NAMED:
+            found += self._missing(phase, ranks[half:])
+        return found[:_MAX_NAMED]
 
     def _require_all(self, phase: str, ranks: Sequence[int]) -> None:
         """Raise unless every rank has reported; one that died before it was counted has."""

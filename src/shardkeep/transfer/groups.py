@@ -14,8 +14,9 @@ import torch.distributed as dist
 import xxhash
 
 from shardkeep.ranks import RankGroup
+from shardkeep.transfer.bounded_store import NoteStore
 from shardkeep.transfer.common_step import CommonStep, SoloStep, StoreStep
-from shardkeep.transfer.council import Council, NoteStore, SoloCouncil, StoreCouncil
+from shardkeep.transfer.council import Council, SoloCouncil, StoreCouncil
 
 T = TypeVar("T")
 _lock = threading.Lock()
