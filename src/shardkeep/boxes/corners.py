@@ -77,10 +77,11 @@ def marks_cancel(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
     kind = np.int32 if span < 2**31 else np.int64
     points = np.zeros((2, 2 ** (len(split) - 1), len(boxes) + 1), kind)
     for place, dim in enumerate(split):
+        # First: what lies outside the shape need not fit into these numbers.
+        if max((box.stop[dim] for box in boxes), default=0) > shape[dim]:
+            return False
         starts = np.fromiter((box.start[dim] for box in boxes), kind, len(boxes))
         stops = np.fromiter((box.stop[dim] for box in boxes), kind, len(boxes))
-        if (stops > shape[dim]).any():
-            return False
         _add_dim(points, place, len(split), shape[dim], starts, stops)
     # The last ones are of the whole shape: what is taken off stands on the other side.
     points[:, :, -1] = points[::-1, :, -1].copy()

@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
 from typing import TypeVar
 
 import msgspec
 
 from shardkeep.errors import CorruptError, InvalidError
+from shardkeep.manifest.limits import FREE_CONTAINERS, MIN_NBYTES_PER_CONTAINER
 
 T = TypeVar("T")
 
@@ -39,8 +41,7 @@ def decode_json(data: bytes | memoryview, decoder: msgspec.json.Decoder[T]) -> T
         found = decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptError(f"not as the format says: {error}") from None
-    again = msgspec.json.encode(found)
-    if again != data and _floats_aside(again) != _floats_aside(bytes(data)):
+    if not _is_same_but_for_floats(msgspec.json.encode(found), data):
         raise CorruptError(
             "the JSON is not canonical: it has duplicate keys, white space, "
             "or fields or characters that are written in another way"
@@ -48,8 +49,44 @@ def decode_json(data: bytes | memoryview, decoder: msgspec.json.Decoder[T]) -> T
     return found
 
 
-def _floats_aside(data: bytes) -> bytes:
-    return _STRING_OR_FLOAT.sub(_common_spelling, data)
+def check_density(
+    data: bytes,
+    *,
+    min_nbytes: int = MIN_NBYTES_PER_CONTAINER,
+    free: int = FREE_CONTAINERS,
+) -> None:
+    """Raise InvalidError for JSON that would take far more memory than its length tells.
+
+    Brackets within texts count as well: what is counted is never less than what is there.
+
+    >>> check_density(b"[" + b"[]," * 200_000 + b"0]")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    shardkeep.errors.InvalidError: more lists and objects than 600003 bytes of JSON may have ...
+    """
+    count, limit = data.count(b"[") + data.count(b"{"), free + len(data) // min_nbytes
+    if count > limit:
+        raise InvalidError(
+            f"more lists and objects than {len(data)} bytes of JSON may have here: {count}, "
+            f"expected at most {limit}. What is the user's own can be written as text"
+        )
+
+
+def _is_same_but_for_floats(one: bytes, other: bytes | memoryview) -> bool:
+    """Whether two JSON texts differ only in the spelling of numbers with a fraction."""
+    if one == other:
+        return True
+    place = twin_place = 0
+    texts = memoryview(one), memoryview(other)
+    # One by one: all of them at once would take many times the memory of the text.
+    tokens = zip_longest(_STRING_OR_FLOAT.finditer(one), _STRING_OR_FLOAT.finditer(other))
+    for token, twin in tokens:
+        if token is None or twin is None:
+            return False
+        between = texts[0][place : token.start()], texts[1][twin_place : twin.start()]
+        if between[0] != between[1] or _common_spelling(token) != _common_spelling(twin):
+            return False
+        place, twin_place = token.end(), twin.end()
+    return texts[0][place:] == texts[1][twin_place:]
 
 
 def _common_spelling(match: re.Match[bytes]) -> bytes:

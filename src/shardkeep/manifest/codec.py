@@ -11,7 +11,13 @@ import re
 import msgspec
 
 from shardkeep.errors import CorruptError, InvalidError, VersionError
-from shardkeep.manifest.canonical import brief, decode_json, encode_json, with_fresh_stack
+from shardkeep.manifest.canonical import (
+    brief,
+    check_density,
+    decode_json,
+    encode_json,
+    with_fresh_stack,
+)
 from shardkeep.manifest.checks import check_manifest
 from shardkeep.manifest.digests import manifest_digest
 from shardkeep.manifest.limits import MAX_MANIFEST_NBYTES
@@ -21,6 +27,7 @@ from shardkeep.manifest.wire import WireManifest, manifest_of, wire_of
 VERSION = 1
 """The version that is written, and the newest that is read."""
 
+_AT_MOST = f"at most {MAX_MANIFEST_NBYTES}"
 _TAIL = re.compile(rb',"digest":"([0-9a-f]{32})"\}')
 _TAIL_NBYTES = 45
 _HEAD = re.compile(rb'\{"format":"([^"\\]{1,40})","version":([0-9]{1,9}),')
@@ -67,7 +74,7 @@ def check_version(head: re.Pattern[bytes], data: bytes, where: str) -> None:
 
 def _check_digest(data: bytes) -> None:
     if len(data) > MAX_MANIFEST_NBYTES:
-        raise CorruptError(f"a manifest of {len(data)} bytes; expected at most 2**30")
+        raise CorruptError(f"a manifest of {len(data)} bytes; expected {_AT_MOST}")
     match = _TAIL.fullmatch(data, max(0, len(data) - _TAIL_NBYTES))
     if match is None:
         raise CorruptError("the manifest does not end in its digest: it was cut off, or damaged")
@@ -83,12 +90,17 @@ def _encode(manifest: Manifest) -> bytes:
     check_manifest(manifest)
     data = encode_json(wire_of(manifest, version=VERSION))
     if len(data) > MAX_MANIFEST_NBYTES:
-        raise InvalidError(f"a manifest of {len(data)} bytes; the format allows 2**30")
+        raise InvalidError(
+            f"a manifest of {len(data)} bytes; the format allows {_AT_MOST}. Large values can be "
+            "kept as tensors of bytes"
+        )
+    check_density(data)
     body = memoryview(data)[:-_TAIL_NBYTES]
     return b'%b,"digest":"%b"}' % (body, manifest_digest(body).encode())
 
 
 def _decode(data: bytes) -> Manifest:
+    check_density(data)
     manifest = manifest_of(decode_json(data, _decoder))
     check_manifest(manifest)
     return manifest

@@ -15,18 +15,20 @@ import msgspec
 
 from shardkeep.boxes import Box
 from shardkeep.errors import CorruptError, InvalidError
-from shardkeep.manifest.canonical import brief, decode_json, with_fresh_stack
+from shardkeep.manifest.canonical import brief, check_density, decode_json, with_fresh_stack
 from shardkeep.manifest.codec import check_version
 from shardkeep.manifest.digests import Digests, header_digest
 from shardkeep.manifest.dtypes import storage_entry
 from shardkeep.manifest.entries import StoredEntry, WireEntry, stored_entries
 from shardkeep.manifest.files import FileRecord
 from shardkeep.manifest.limits import (
+    FREE_ENTRIES,
     MAX_BLOCK_NBYTES,
     MAX_HEADER_LENGTH,
     MAX_NUMBER,
     MAX_RANKS,
     MIN_BLOCK_NBYTES,
+    MIN_ENTRY_NBYTES,
     PAGE,
 )
 from shardkeep.manifest.model import Manifest, TensorRecord
@@ -38,6 +40,7 @@ from shardkeep.manifest.tree_codec import decode_tree
 LENGTH_NBYTES = 8
 """The length of the JSON header stands in the first bytes, little-endian."""
 
+_NOTES = re.compile(rb'\{"__metadata__":\{"shardkeep":"(?:[^"\\]++|\\.)*+"\}')
 _HEAD = re.compile(rb'\{"__metadata__":\{"(shardkeep)":"\{\\"version\\":([0-9]{1,9}),')
 
 
@@ -115,7 +118,8 @@ def decode_header(
             raise CorruptError(f"a header of {total} bytes, but {len(data)} were read")
         if digest is not None and header_digest(data) != digest:
             raise CorruptError("the header's digest does not match: the file is damaged")
-        check_version(_HEAD, data[LENGTH_NBYTES:], where)
+        check_version(_HEAD, data[LENGTH_NBYTES:PAGE], where)
+        check_header_density(data, LENGTH_NBYTES)
         return with_fresh_stack(lambda: _decode(data, file_nbytes))
     except (CorruptError, InvalidError) as error:
         raise CorruptError(f"{where}: {brief(error)}") from error
@@ -163,6 +167,17 @@ def _decode(data: bytes, file_nbytes: int) -> Header:
         entries,
         _per_rank(metadata.per_rank),
     )
+
+
+def check_header_density(data: bytes, start: int = 0) -> None:
+    """Raise InvalidError for a header that would take far more memory than its length tells."""
+    notes = _NOTES.match(data, start)
+    stop = notes.end() if notes else start
+    check_density(data[:stop])
+    # Before any further copy of the header is made.
+    count, limit = data.count(b'":{', stop), FREE_ENTRIES + len(data) // MIN_ENTRY_NBYTES
+    if count > limit:
+        raise InvalidError(f"more entries than {len(data)} bytes can describe: {count}")
 
 
 def _metadata(text: str | msgspec.UnsetType) -> _Metadata:

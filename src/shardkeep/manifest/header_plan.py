@@ -16,7 +16,7 @@ from shardkeep.manifest.canonical import encode_json, with_fresh_stack
 from shardkeep.manifest.codec import VERSION
 from shardkeep.manifest.digests import Digests
 from shardkeep.manifest.entries import check_entry
-from shardkeep.manifest.header import LENGTH_NBYTES, check_blocks
+from shardkeep.manifest.header import LENGTH_NBYTES, check_blocks, check_header_density
 from shardkeep.manifest.limits import MAX_HEADER_LENGTH, PAGE
 from shardkeep.manifest.names import file_name
 from shardkeep.manifest.nodes import Node
@@ -91,6 +91,7 @@ def _plan(before: bytes, after: bytes, block_count: int) -> HeaderPlan:
             f"a header of {header_nbytes} bytes is too long, at most {MAX_HEADER_LENGTH}: write "
             "fewer chunks into one file, or larger blocks"
         )
+    check_header_density(before + after)
     return HeaderPlan(before, after, block_count, header_nbytes)
 
 

@@ -13,7 +13,18 @@ EXACT_INT = 2**53
 MAX_INT_DIGITS = 4300
 """Digits of a long integer: what Python itself converts without being asked twice."""
 
-MAX_MANIFEST_NBYTES = 2**30
+MAX_MANIFEST_NBYTES = 2**27
+"""That is some two million tensors. Parsed, it may take ten times as much memory and more."""
+
+FREE_CONTAINERS = 2**16
+MIN_NBYTES_PER_CONTAINER = 6
+"""Lists and objects of JSON cost far more as Python objects than as text: beyond so many, there
+must be so many bytes for each. Whatever the format itself says takes more, boxes with small numbers
+apart."""
+
+FREE_ENTRIES = 2**12
+MIN_ENTRY_NBYTES = 48
+"""What the shortest entry of a header takes; so many may be shorter."""
 
 MAX_HEADER_LENGTH = 100_000_000
 """Bytes of a data file's JSON header; the safetensors package reads no longer ones."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from shardkeep.errors import CorruptError, InvalidError
-from shardkeep.manifest.canonical import brief
+from shardkeep.manifest.canonical import brief, check_density, with_fresh_stack
 from shardkeep.manifest.checks import check_files
 from shardkeep.manifest.codec import check_head
 from shardkeep.manifest.files import FileTable
@@ -53,7 +53,8 @@ def decode_summary(data: bytes, *, where: str) -> Summary:
     """
     try:
         check_head(data, where)
-        wire = _decoder.decode(data)
+        check_density(data)
+        wire = with_fresh_stack(lambda: _decoder.decode(data))
         summary = Summary(wire.save_id, wire.world, files_of(wire.files), wire.metadata)
         check_files(summary.files, summary.world)
     except (CorruptError, InvalidError, msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from shardkeep.errors import CorruptError
 from shardkeep.manifest import (
     ArrayNode,
     DictNode,
@@ -45,7 +46,17 @@ def build_state(
 
 
 def build_sparse(node: SparseNode, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """A sparse tensor of its parts."""
+    """A sparse tensor of its parts; CorruptError if they do not make one."""
+    try:
+        return _sparse(node, parts)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise CorruptError(
+            f"the parts of a {node.layout} tensor of shape {list(node.shape)} do not make one: "
+            f"{str(error).splitlines()[0]:.300}"
+        ) from None
+
+
+def _sparse(node: SparseNode, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
     shape: Sequence[int] = node.shape
     if node.layout == "sparse_coo":
         return torch.sparse_coo_tensor(

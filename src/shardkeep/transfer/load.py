@@ -20,6 +20,8 @@ from shardkeep.transfer.read import Array, FileReads, OpenFile, Reader, nbytes_o
 
 WINDOW_NBYTES = 8 * 1024 * 1024
 MAX_GAP_NBYTES = 512 * 1024
+# So much memory is taken before anything but the manifest has been looked at.
+_BELIEVED_NBYTES = 4 * 1024 * 1024
 
 BIT_DTYPES: dict[int, Any] = {
     1: np.uint8,
@@ -56,6 +58,33 @@ class FilePlan:
     def nbytes(self) -> int:
         """What is read, whole blocks included."""
         return sum(nbytes_of(self.file, read) for read in self.reads)
+
+
+def require_stored(
+    opened: Opened, asked: Sequence[tuple[TensorRecord, Box]], *, threads: int
+) -> None:
+    """Raise CorruptError unless files can hold what the manifest claims; before memory is taken.
+
+    Chunks do not overlap, so all of them together are no larger than their files.
+    """
+    claimed = sum([box.numel * itemsize(record.dtype) for record, box in asked])
+    if claimed <= _BELIEVED_NBYTES:
+        return
+    alike = {(record.grid, record.shape, box): record for record, box in asked}
+    found = [
+        index
+        for (_, _, box), record in alike.items()
+        for _, index in opened.manifest.chunks_meeting(record, box)
+    ]
+    indices = dict.fromkeys(found)
+    # A header is only kept if its file has the size that the manifest says.
+    opened.places.fetch(indices, threads=threads)
+    there = sum([opened.manifest.files.nbytes[index] for index in indices])
+    if claimed > there:
+        raise CorruptError(
+            f"{opened.storage.location} claims {claimed} bytes of tensors in files of {there} "
+            "bytes: it is damaged, or was forged; take another copy"
+        )
 
 
 def plan_load(opened: Opened, wants: Sequence[Want], *, threads: int) -> list[FilePlan]:

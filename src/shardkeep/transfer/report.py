@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import msgspec
 
-from shardkeep.errors import NotFoundError, ShardkeepError
+from shardkeep.errors import ShardkeepError
 from shardkeep.manifest import report_name
 from shardkeep.storage import Storage
 from shardkeep.storage.protocols import CanGet
@@ -70,7 +70,7 @@ def read_report(storage: CanGet, save_id: str) -> SaveReport | None:
     try:
         data = storage.get(report_name(save_id), max_nbytes=_MAX_NBYTES)
         found = msgspec.json.decode(data, type=SaveReport)
-    except (NotFoundError, ShardkeepError, msgspec.DecodeError):
+    except (ShardkeepError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     columns: Sequence[Sequence[object]] = [found.host_of, found.nbytes, *found.seconds.values()]
     whole = all(len(column) == len(found.ranks) for column in columns)

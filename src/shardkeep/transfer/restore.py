@@ -29,6 +29,7 @@ from shardkeep.state.restoring import Fit, Shadow, Slot, fit_state, require_fit,
 from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.council import Council
 from shardkeep.transfer.filling import fill_slots
+from shardkeep.transfer.load import require_stored
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.own_values import all_own_values, no_tensor, own_value
 from shardkeep.transfer.progress import Meter
@@ -207,6 +208,9 @@ def read_tensors(
     """Whole tensors in fresh memory, by number, and how many bytes were read."""
     made: dict[int, torch.Tensor] = {}
     slots: list[Slot] = []
+    records = [opened.manifest.tensors[number] for number in dict.fromkeys(numbers)]
+    asked = [(record, Box.whole(record.shape)) for record in records]
+    require_stored(opened, asked, threads=options.threads)
     for number in dict.fromkeys(numbers):
         record = opened.manifest.tensors[number]
         made[number] = torch.empty(

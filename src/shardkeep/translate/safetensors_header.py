@@ -18,7 +18,7 @@ from shardkeep.manifest import StoredEntry, tensor_nbytes
 from shardkeep.manifest.canonical import brief, encode_json
 from shardkeep.manifest.dtypes import STORED_ITEMSIZES
 from shardkeep.manifest.header import LENGTH_NBYTES
-from shardkeep.manifest.limits import MAX_HEADER_LENGTH, PAGE
+from shardkeep.manifest.limits import FREE_ENTRIES, MAX_HEADER_LENGTH, MIN_ENTRY_NBYTES, PAGE
 from shardkeep.manifest.plain_json import shown
 from shardkeep.storage.protocols import CanMeasure, CanRead
 
@@ -62,6 +62,11 @@ class _Entry(msgspec.Struct, gc=False):
     data_offsets: tuple[int, int]
 
 
+class _Outline(msgspec.Struct):
+    metadata: msgspec.Raw = msgspec.field(name=METADATA, default=msgspec.Raw(b"null"))
+
+
+_outline = msgspec.json.Decoder(_Outline)
 _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _entry = msgspec.json.Decoder(_Entry)
 _texts = msgspec.json.Decoder(dict[str, str] | None)
@@ -93,8 +98,9 @@ def read_header(files: HeaderFiles, name: str) -> FileHeader:
 
 
 def _decode(text: bytes, file_nbytes: int) -> FileHeader:
+    metadata = _metadata(text)
     wire = _objects.decode(text)
-    metadata: dict[str, str] | None = _texts.decode(wire.pop(METADATA, b"null"))
+    wire.pop(METADATA, None)
     data_start = LENGTH_NBYTES + len(text)
     found = [(key, _entry.decode(raw)) for key, raw in wire.items()]
     found.sort(key=lambda item: item[1].data_offsets)
@@ -118,6 +124,20 @@ def _decode(text: bytes, file_nbytes: int) -> FileHeader:
             "off, or something was added; fetch it again"
         )
     return FileHeader(entries, metadata or {}, data_start, file_nbytes)
+
+
+def _metadata(text: bytes) -> dict[str, str] | None:
+    """What the file says of itself; looked at first, and without the entries.
+
+    These are then counted before they are made, since short ones that say nothing would take many
+    times the memory of the text.
+    """
+    raw = _outline.decode(text).metadata
+    metadata = _texts.decode(raw)
+    count = text.count(b"{") - bytes(raw).count(b"{")
+    if count > FREE_ENTRIES + len(text) // MIN_ENTRY_NBYTES:
+        raise CorruptError(f"more entries than {len(text)} bytes can describe: {count}")
+    return metadata
 
 
 def _nbytes_of(key: str, entry: _Entry) -> int:
