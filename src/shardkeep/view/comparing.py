@@ -8,6 +8,7 @@ from functools import partial
 
 from shardkeep.errors import NotFoundError
 from shardkeep.transfer.opened import Opened
+from shardkeep.transfer.progress import Meter
 from shardkeep.view.keys import keys_of
 from shardkeep.view.pieces import Batch, PieceReader, plan_batches, run_all
 from shardkeep.view.sharing import Team
@@ -33,20 +34,22 @@ def _own_stats(opened: Opened, keys: Sequence[str], team: Team) -> StatsByKey:
     batches = plan_batches(opened, keys)
     mine = team.share(batches, [batch.nbytes for batch in batches])
     reader = PieceReader(opened)
-    acts = [(batch.nbytes, partial(_batch_stats, reader, batch)) for batch in mine]
+    acts = [partial(_batch_stats, reader, batch) for batch in mine]
+    nbytes = sum(batch.nbytes for batch in mine)
     found: StatsByKey = {}
-    for part in run_all(acts, "reading", show=team.leads, threads=team.threads):
+    for part in run_all(acts, nbytes, "reading", show=team.leads, threads=team.threads):
         for key, stats in part:
             found.setdefault(key, Stats()).join(stats)
     return found
 
 
-def _batch_stats(reader: PieceReader, batch: Batch) -> list[tuple[str, Stats]]:
+def _batch_stats(reader: PieceReader, batch: Batch, meter: Meter) -> list[tuple[str, Stats]]:
     found: list[tuple[str, Stats]] = []
     for (record, _), bits in zip(batch.pieces, reader.read(batch.pieces), strict=True):
         stats = Stats()
         stats.add(bits, record.dtype)
         found.append((record.key, stats))
+    meter.add(batch.nbytes)
     return found
 
 
@@ -128,16 +131,17 @@ def _own_changes(a: Opened, b: Opened, keys: Sequence[str], team: Team) -> Chang
     b.places.fetch(range(len(b.manifest.files)), threads=2)
     mine = team.share(batches, [batch.nbytes for batch in batches])
     readers = PieceReader(a), PieceReader(b)
-    acts = [(2 * batch.nbytes, partial(_batch_changes, readers, b, batch)) for batch in mine]
+    acts = [partial(_batch_changes, readers, b, batch) for batch in mine]
+    nbytes = sum(2 * batch.nbytes for batch in mine)
     found: Changes = {}
-    for part in run_all(acts, "comparing", show=team.leads, threads=team.threads):
+    for part in run_all(acts, nbytes, "comparing", show=team.leads, threads=team.threads):
         for change in part:
             found.setdefault(change.key, Change(change.key)).join(change)
     return found
 
 
 def _batch_changes(
-    readers: tuple[PieceReader, PieceReader], b: Opened, batch: Batch
+    readers: tuple[PieceReader, PieceReader], b: Opened, batch: Batch, meter: Meter
 ) -> list[Change]:
     others = [(b.manifest.tensor(record.key), box) for record, box in batch.pieces]
     found: list[Change] = []
@@ -147,4 +151,5 @@ def _batch_changes(
         change = Change(one.key)
         change.add(x, y, (one.dtype, other.dtype))
         found.append(change)
+    meter.add(2 * batch.nbytes)
     return found

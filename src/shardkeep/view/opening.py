@@ -60,6 +60,20 @@ def format_text(manifest: Manifest) -> str:
     return _SPOKEN.get(name, name)
 
 
+_CHECKS = {
+    "dcp": "sizes, structure and the CRC-32 of each tensor",
+    "hf": "sizes and structure; the format has no digests",
+    "safetensors": "sizes and structure; the format has no digests",
+}
+
+
+def checks_of(manifest: Manifest) -> str:
+    """What a verification looks at."""
+    if isinstance(manifest, ForeignManifest):
+        return _CHECKS.get(manifest.format, "sizes and structure")
+    return "every block by its digest"
+
+
 def committed(paths: Sequence[Path]) -> list[Path]:
     """The checkpoints that are meant: a run stands for its committed ones."""
     found: list[Path] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -92,22 +92,31 @@ class PieceReader:
         return memory
 
 
+class _StoppingMeter(Meter):
+    """A meter that ends the acts that report to it once nobody waits for them any more."""
+
+    stopped = False
+
+    def add(self, nbytes: int) -> None:
+        if self.stopped:
+            raise CancelledError
+        super().add(nbytes)
+
+
 def run_all(
-    acts: Sequence[tuple[int, Callable[[], T]]], what: str, *, show: bool, threads: int = 0
+    acts: Sequence[Callable[[Meter], T]], nbytes: int, what: str, *, show: bool, threads: int = 0
 ) -> list[T]:
-    """What each act gives, in order; each comes with its bytes, for the bar. All cores work."""
-    found: list[T] = []
-    with Meter(what, None, show=show) as meter:
-        meter.expect(sum(nbytes for nbytes, _ in acts))
+    """What each act gives, in order; each reports its bytes as they are done. All cores work."""
+    meter = _StoppingMeter(what, None, show=show)
+    with meter:
+        meter.expect(nbytes)
         pool = ThreadPoolExecutor(threads or core_count(), "shardkeep-view")
         try:
-            for (nbytes, _), act in zip(acts, [pool.submit(a) for _, a in acts], strict=True):
-                found.append(act.result())
-                meter.add(nbytes)
+            return [one.result() for one in [pool.submit(act, meter) for act in acts]]
         finally:
-            # Else Ctrl-C would wait for all that has not begun yet.
+            # Else Ctrl-C would wait for all that has not begun yet, or is under way.
+            meter.stopped = True
             pool.shutdown(cancel_futures=True)
-    return found
 
 
 def core_count() -> int:

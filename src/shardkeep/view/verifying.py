@@ -15,12 +15,13 @@ from shardkeep.transfer.open_manifest import Chunks
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.read import FileReads, OpenFile, Reader
+from shardkeep.view.opening import checks_of
 from shardkeep.view.pieces import run_all
 from shardkeep.view.sharing import Team
 
 _WINDOW_NBYTES = 8 * 2**20
 
-Act = tuple[int, Callable[[], list[str]]]
+Act = tuple[int, Callable[[Meter], list[str]]]
 
 
 class Verified(msgspec.Struct):
@@ -28,8 +29,8 @@ class Verified(msgspec.Struct):
 
     nbytes: int
     problems: list[str]
-    has_digests: bool
-    """Else only sizes and structure could be looked at."""
+    checked: str
+    """What was looked at."""
 
 
 def verify(opened: Opened, team: Team) -> Verified | None:
@@ -39,14 +40,13 @@ def verify(opened: Opened, team: Team) -> Verified | None:
         return None
     # Each rank finds the same fault with a header.
     problems = dict.fromkeys(problem for part in parts for problem in part.problems)
-    digests = all(part.has_digests for part in parts)
-    return Verified(sum(opened.manifest.files.nbytes), list(problems), digests)
+    nbytes = sum(opened.manifest.files.nbytes)
+    return Verified(nbytes, list(problems), checks_of(opened.manifest))
 
 
 def _verify_own(opened: Opened, team: Team) -> Verified:
     acts: list[Act] = []
     problems: list[str] = []
-    has_digests = True
     by_file = _chunks_by_file(opened)
     for index in range(len(opened.manifest.files)):
         chunks = by_file.get(index, ())
@@ -57,16 +57,17 @@ def _verify_own(opened: Opened, team: Team) -> Verified:
         except (CorruptError, NotFoundError, StorageError) as error:
             problems.append(str(error))
             continue
-        has_digests &= file.digests is not None
         acts += (
             _windows(opened, file)
             if file.digests is not None
             else [(file.nbytes, partial(_damage, opened, index, chunks))]
         )
     mine = team.share(acts, [nbytes for nbytes, _ in acts])
-    for found in run_all(mine, "verifying", show=team.leads, threads=team.threads):
+    nbytes = sum(size for size, _ in mine)
+    own = [act for _, act in mine]
+    for found in run_all(own, nbytes, "verifying", show=team.leads, threads=team.threads):
         problems += found
-    return Verified(0, problems, has_digests)
+    return Verified(0, problems, "")
 
 
 def _chunks_by_file(opened: Opened) -> Mapping[int, Chunks]:
@@ -78,14 +79,16 @@ def _chunks_by_file(opened: Opened) -> Mapping[int, Chunks]:
 
 
 def _windows(opened: Opened, file: OpenFile) -> Iterator[Act]:
-    reader = Reader(opened.storage, threads=1, verify=True, meter=_silent())
+    silent = Meter("verifying", None, show=False)
+    reader = Reader(opened.storage, threads=1, verify=True, meter=silent)
     step = max(file.block_nbytes, _WINDOW_NBYTES - _WINDOW_NBYTES % file.block_nbytes)
     for start in range(file.data_start, file.nbytes, step):
         stop = min(start + step, file.nbytes)
         yield stop - start, partial(_window_damage, reader, file, WindowRead(start, stop, ()))
 
 
-def _window_damage(reader: Reader, file: OpenFile, window: WindowRead) -> list[str]:
+def _window_damage(reader: Reader, file: OpenFile, window: WindowRead, meter: Meter) -> list[str]:
+    meter.add(window.stop - window.start)
     try:
         reader.run([FileReads(file, [window], [])])
     except (CorruptError, StorageError) as error:
@@ -93,9 +96,5 @@ def _window_damage(reader: Reader, file: OpenFile, window: WindowRead) -> list[s
     return []
 
 
-def _damage(opened: Opened, index: int, chunks: Chunks) -> list[str]:
-    return opened.places.damage(index, chunks, _silent())
-
-
-def _silent() -> Meter:
-    return Meter("verifying", None, show=False)
+def _damage(opened: Opened, index: int, chunks: Chunks, meter: Meter) -> list[str]:
+    return opened.places.damage(index, chunks, meter)
