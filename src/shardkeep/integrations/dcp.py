@@ -17,6 +17,7 @@ import io
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,7 @@ from shardkeep.manifest import (
     encode_manifest,
     encode_tree,
     file_name,
+    lock_name,
     new_save_id,
     report_name,
 )
@@ -67,7 +69,7 @@ from shardkeep.state.building import build_state
 from shardkeep.state.dtypes import TORCH_DTYPES
 from shardkeep.state.keeping import keep_state
 from shardkeep.state.restoring import Slot
-from shardkeep.storage import Storage, open_storage
+from shardkeep.storage import CanHold, Storage, open_storage
 from shardkeep.transfer.commit import (
     MANIFEST,
     commit,
@@ -140,6 +142,8 @@ class ShardkeepWriter(StorageWriter):
         self._world = 1
         self._save_id = ""
         self._replaced: bytes | None = None
+        self._holding: ExitStack | None = None
+        """On the coordinator, while a save is under way: its lock."""
 
     @property
     def checkpoint_id(self) -> str:
@@ -150,6 +154,8 @@ class ShardkeepWriter(StorageWriter):
         return True
 
     def reset(self, checkpoint_id: PathLike | None = None) -> None:
+        # Of a save that failed on some rank, nobody hears the end.
+        self._let_go()
         if checkpoint_id:
             self._path = os.fspath(checkpoint_id)
 
@@ -172,6 +178,7 @@ class ShardkeepWriter(StorageWriter):
                     "pass overwrite=True to replace it"
                 )
         self._save_id, self._world = new_save_id(), len(plans)
+        self._hold()
         return [
             dataclasses.replace(plan, storage_data=_Task(self._save_id, rank))
             for rank, plan in enumerate(plans)
@@ -193,6 +200,12 @@ class ShardkeepWriter(StorageWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        try:
+            self._finish(metadata, results)
+        finally:
+            self._let_go()
+
+    def _finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         with self._storage() as storage:
             written = _gathered(self._save_id, self._world, results)
             hosts = {
@@ -206,6 +219,20 @@ class ShardkeepWriter(StorageWriter):
             commit(storage, manifest, self._replaced)
             # The checkpoint stands: from here on nothing may make the save fail.
             _remove_replaced(storage, self._replaced)
+
+    def _hold(self) -> None:
+        """Show that a save is under way here, so that prune leaves its files alone."""
+        self._let_go()
+        with ExitStack() as holding:
+            storage = holding.enter_context(self._storage())
+            if isinstance(storage, CanHold):
+                holding.enter_context(storage.hold(lock_name(self._save_id)))
+            self._holding = holding.pop_all()
+
+    def _let_go(self) -> None:
+        if self._holding is not None:
+            self._holding.close()
+            self._holding = None
 
     def _storage(self) -> Storage:
         return open_storage(self._path, create=True, durable=self._durable)

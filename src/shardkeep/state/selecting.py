@@ -16,7 +16,7 @@ def select(node: Node, keys: Sequence[str], path: tuple[str | int, ...] = ()) ->
         found = [(key, select(child, keys, (*path, key))) for key, child in node.items]
         kept = tuple((key, child) for key, child in found if not _is_empty(child))
         return DictNode(kept, ordered=node.ordered)
-    if isinstance(node, ListNode | TupleNode):
+    if isinstance(node, ListNode | TupleNode) and node.items:
         items = [select(child, keys, (*path, at)) for at, child in enumerate(node.items)]
         kept = tuple((at, child) for at, child in enumerate(items) if not _is_empty(child))
         return type(node)(tuple(items)) if len(kept) == len(items) else DictNode(kept)

@@ -377,4 +377,5 @@ def unreadable(where: str, error: Exception) -> ShardkeepError:
             f"{where} is pickled with {name:.200}, which might run code: nothing was run. Leave it "
             "out with keys=, or load it with torch where you trust it"
         )
-    return CorruptError(f"{where} cannot be read: {str(error).splitlines()[0]:.200}")
+    said = (str(error).splitlines() or ["it ends early"])[0]
+    return CorruptError(f"{where} cannot be read: {said:.200}; take another copy")
