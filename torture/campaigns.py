@@ -7,7 +7,18 @@ from collections.abc import Sequence
 from torture.campaign import Campaign
 from torture.crash_replay import CrashReplay
 from torture.damage import Damage
+from torture.hangs import Hangs
+from torture.killed_runs import KilledRuns
+from torture.kills import Kills
 from torture.power_loss import PowerLoss
 from torture.savers import Savers
 
-CAMPAIGNS: Sequence[Campaign] = (CrashReplay(), PowerLoss(), Damage(), Savers())
+CAMPAIGNS: Sequence[Campaign] = (
+    CrashReplay(),
+    PowerLoss(),
+    Kills(),
+    KilledRuns(),
+    Hangs(),
+    Damage(),
+    Savers(),
+)

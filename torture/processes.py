@@ -47,8 +47,10 @@ def fork(act: Callable[[], object], log: int) -> int:
 
 
 def _finish(act: Callable[[], object], log: int) -> NoReturn:
-    code = 1
+    code, log = 1, os.dup(log)
     try:
+        # c10d prints the stack of every connection that is lost.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         # Threads of the parent are not there: nothing may wait for them.
         torch.set_num_threads(1)
         act()

@@ -158,32 +158,6 @@ def run_program(name: str, *arguments: str, seconds: float) -> list[dict[str, An
     return [json.loads(line) | {"stderr": done.stderr[-4000:]} for line in done.stdout.splitlines()]
 
 
-def torn_runs(root: Path, *, rounds: int, seed: int) -> list[dict[str, Any]]:
-    options = ["--rounds", str(rounds), "--seed", str(seed)]
-    outcomes = run_program("torn_runs", str(root), *options, seconds=60 + 10 * rounds)
-    assert len(outcomes) == rounds
-    return outcomes
-
-
-def assert_hit(outcomes: list[dict[str, Any]]) -> None:
-    """The kills fell where they hurt: into saves of each kind, and into removals."""
-    assert {(one["size"], one["is_async"]) for one in outcomes} == {
-        (1, False), (1, True), (2, False), (2, True)
-    }  # fmt: skip
-    assert {one["newest"] for one in outcomes} == {"done", "later"}
-    assert any(one["half_written"] for one in outcomes), "no kill fell into a save"
-    assert any(one["half_removed"] for one in outcomes), "no kill fell into a removal"
-
-
-def test_a_run_that_is_killed_goes_on_from_its_newest_checkpoint(tmp_path):
-    assert_hit(torn_runs(tmp_path / "run", rounds=24, seed=1))
-
-
-@pytest.mark.torture
-def test_a_run_that_is_killed_two_hundred_times_goes_on_from_its_newest_checkpoint(tmp_path):
-    assert_hit(torn_runs(tmp_path / "run", rounds=200, seed=2))
-
-
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("shared")
