@@ -25,7 +25,6 @@ import shardkeep as sk
 from examples import train_gpt
 from examples.resume_proof import Kill, prove
 
-
 # What the ranks would import when they come to it is imported once for all.
 PRELOADED = (torch._dynamo, sk.Checkpointer, sk.DataCursor, sk.rng_state)
 

@@ -139,6 +139,57 @@ def test_files_of_a_committed_checkpoint_stay_when_the_chair_dies() -> None:
         assert torch.equal(loaded[f"w{rank}"], torch.full((50,), float(rank)))
 
 
+class StoreThatEnds:
+    """A Store whose process ends with the first rank that is through, right after a note."""
+
+    def __init__(self, last: str) -> None:
+        self._store = new_store()
+        self._last = last
+        self._is_gone = False
+
+    def set(self, key: str, value: Any) -> None:
+        self._ask().set(key, value)
+        self._is_gone = key.endswith(self._last)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ask(), name)
+
+    def _ask(self) -> Any:
+        if self._is_gone:
+            raise RuntimeError("Connection reset by peer")
+        return self._store
+
+
+def test_a_save_is_done_when_the_store_ends_after_the_commit() -> None:
+    """Whoever is slower than the rank that keeps the Store looks at the checkpoint itself."""
+    with memory() as storage:
+        found = all_well(
+            run_ranks(
+                lambda rank, council: sk.save(state_of(rank), storage, group=council),
+                3,
+                store=StoreThatEnds("write/all"),
+            )
+        )
+        assert len({(one.save_id, one.total_nbytes) for one in found.values()}) == 1
+        with sk.open(storage) as checkpoint:
+            assert checkpoint.save_id == found[1].save_id
+            assert sum(checkpoint.manifest.files.nbytes) == found[1].total_nbytes
+
+
+def test_a_save_fails_when_the_store_ends_before_the_commit() -> None:
+    with memory() as storage:
+        sk.save({"w": torch.zeros(3)}, storage)
+        found = run_ranks(
+            lambda rank, council: sk.save(state_of(rank), storage, overwrite=True, group=council),
+            3,
+            store=StoreThatEnds("write/2"),
+        )
+        for error in found.values():
+            assert isinstance(error, RankFailedError)
+            assert "Store does not answer" in str(error)
+        assert list(sk.load(storage)) == ["w"]
+
+
 def test_a_load_that_fails_on_one_rank_fails_on_all() -> None:
     with memory() as storage:
         sk.save({"w": torch.zeros(3)}, storage)

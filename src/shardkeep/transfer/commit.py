@@ -13,6 +13,7 @@ from shardkeep.errors import (
 )
 from shardkeep.manifest import MANIFEST_NAME as MANIFEST, FileRecord, file_name
 from shardkeep.manifest.limits import MAX_MANIFEST_NBYTES
+from shardkeep.manifest.summary import decode_summary
 from shardkeep.storage import Storage
 
 
@@ -22,6 +23,15 @@ def committed_manifest(storage: Storage) -> bytes | None:
         return storage.get(MANIFEST, max_nbytes=MAX_MANIFEST_NBYTES)
     except NotFoundError:
         return None
+
+
+def committed_nbytes(storage: Storage, save_id: str) -> int | None:
+    """The bytes of the data files if it is this save that was committed, else None."""
+    data = committed_manifest(storage)
+    if data is None:
+        return None
+    found = decode_summary(data, where=f"{storage.location}/{MANIFEST}")
+    return sum(found.files.nbytes) if found.save_id == save_id else None
 
 
 def require_visible(

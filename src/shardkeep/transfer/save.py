@@ -40,6 +40,7 @@ from shardkeep.transfer.commit import (
     MANIFEST,
     commit,
     committed_manifest,
+    committed_nbytes,
     remove_files,
     require_visible,
 )
@@ -261,7 +262,7 @@ class _Save:
         self.council.report("write", msgspec.json.encode(wrote))
         if self.is_chair:
             self._chair_commit(agreement)
-        outcome = msgspec.json.decode(self.council.hear("write"), type=_Outcome)
+        outcome = self._hear_outcome(agreement.save_id)
         if outcome.explain:
             self._explain(outcome.explain, shared)
         return SaveOutcome(
@@ -271,6 +272,17 @@ class _Save:
             outcome.total_nbytes,
             self.timings.seconds,
         )
+
+    def _hear_outcome(self, save_id: str) -> _Outcome:
+        try:
+            return msgspec.json.decode(self.council.hear("write"), type=_Outcome)
+        except RankFailedError as error:
+            # The chair may have been done first, and have ended, and the Store with it.
+            is_store_gone = list(error.failures) == [self.council.me]
+            total = committed_nbytes(self.storage, save_id) if is_store_gone else None
+            if total is None:
+                raise
+            return _Outcome(total, [])
 
     def _digest_replicas(self, layouts: Mapping[str, Layout]) -> dict[Holders, dict[str, int]]:
         if len(self.council.ranks) == 1:
