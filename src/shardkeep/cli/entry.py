@@ -66,6 +66,7 @@ def _parse_and_run(words: list[str]) -> int:
     from cyclopts.exceptions import CycloptsError
 
     from shardkeep.cli.app import make_app
+    from shardkeep.cli.table import NAMES
 
     try:
         found = make_app()(
@@ -75,7 +76,7 @@ def _parse_and_run(words: list[str]) -> int:
             result_action="return_value",
         )
     except CycloptsError as error:
-        known = words[:1] if words[0].isalpha() else []
+        known = [word for word in words[:1] if word in NAMES]
         more = " ".join(["shardkeep", *known, "--help"])
         return _complain(f"{' '.join(str(error).split())} `{more}` tells more.")
     return found if isinstance(found, int) else 0

@@ -10,7 +10,7 @@ from shardkeep.cli.printing import has_colour, print_json, window_width
 def ls(run: Path, /, *, json: bool = False) -> int:
     """List the checkpoints of a run: step, state, size, age, ranks, metrics.
 
-    A state of half-written means that a save was broken off, or is still under way.
+    Half-written means that a save was broken off, or is still under way.
 
     Parameters
     ----------

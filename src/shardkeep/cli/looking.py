@@ -30,7 +30,7 @@ def show(
     depth: int | None = None,
     json: bool = False,
 ) -> int:
-    """Show what is in a checkpoint, or one tensor and who holds which part of it.
+    """Show what is in a checkpoint, or one tensor and who holds which part.
 
     Examples:
 
@@ -47,7 +47,7 @@ def show(
     stats
         Read the values: minimum, maximum, mean, deviation, nan and inf.
     depth
-        Add up below names of so many parts; a large checkpoint is shown so unless told otherwise.
+        Add up below names of so many parts, as is done for large checkpoints.
     json
         Print JSON, for programs.
     """
@@ -118,9 +118,10 @@ def _described(shown: Checkpoint, keys: list[str], stats: StatsByKey | None) -> 
 
 
 def verify(*checkpoints: Path, json: bool = False) -> int:
-    """Read every byte of checkpoints and compare it with its digest. Exit code 1 on damage.
+    """Read every byte of checkpoints and compare it with its digest.
 
-    Of other formats, sizes and structure are checked, and the checksums that they have.
+    Of other formats, sizes, structure and what checksums they have are checked.
+    Exit code 1 on damage.
 
     Examples:
 
@@ -173,9 +174,10 @@ def _fields(struct: Any) -> dict[str, Any]:
 
 
 def diff(a: Path, b: Path, key: str | None = None, /, *, json: bool = False) -> int:
-    """Compare two checkpoints: names, shapes, dtypes, values. Exit code 1 if they differ.
+    """Compare two checkpoints: names, shapes, dtypes, values.
 
     They may be of different formats, and saved by different numbers of ranks.
+    Exit code 1 if they differ.
 
     Examples:
 
@@ -234,13 +236,17 @@ def explain(
     ranks: int = 64,
     json: bool = False,
 ) -> int:
-    """Say what loading a checkpoint on a mesh of ranks would cost; reads no tensor data.
+    """Say what loading a checkpoint on other ranks would cost; reads no data.
 
-    What an axis does goes by its name: dp, fsdp, shard and dp_shard cut dim 0 of every tensor, as
-    fully_shard does; ddp, replicate and dp_replicate repeat; tp cuts dim 0 of tensors with two dims
-    or more and repeats the rest. --shard says otherwise, for all tensors or for some. A tensor
-    without the dim, such as a step count, is repeated. Where two axes cut one dim, the right one
-    cuts first.
+    What an axis of the mesh does goes by its name:
+
+      dp, fsdp, shard, dp_shard     cut dim 0 of every tensor, as fully_shard does
+      tp                            cut dim 0 of tensors of two dims or more
+      ddp, replicate, dp_replicate  repeat every tensor
+
+    --shard says otherwise, for all tensors or for some. A tensor without the
+    dim, such as a step count, is repeated. Where two axes cut one dim, the
+    right one cuts first, as tensor parallelism does below fully_shard.
 
     Examples:
 
@@ -256,10 +262,9 @@ def explain(
     mesh
         The axes with their sizes, such as dp=8,tp=2.
     shard
-        AXIS:DIM or AXIS:DIM:PATTERN; DIM may be none. May be given several times; the last that
-        fits a tensor holds.
+        AXIS:DIM or AXIS:DIM:PATTERN, DIM may be none; repeatable, the last that fits holds.
     ranks
-        How many ranks are planned, if more of them hold different parts; these are spread evenly.
+        Plan at most so many (64) of the ranks that hold different parts, spread evenly.
     json
         Print JSON, for programs.
     """

@@ -30,9 +30,9 @@ _TENSOR_NBYTES = 64 * 2**20
 def bench(
     path: Path = Path(), /, *, size: str = "1GiB", repeat: int = 3, json: bool = False
 ) -> int:
-    """Measure how fast a place saves and loads, beside plain writes and reads of as many bytes.
+    """Measure how fast a place saves and loads, beside plain writes and reads.
 
-    Takes twice the size in memory, and three times in the place; cleans up at the end.
+    Takes twice the size in memory, and three times in the place, for a while.
 
     Examples:
 

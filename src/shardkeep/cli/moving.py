@@ -16,7 +16,7 @@ _NAMED = 4
 
 
 def copy(source: Path, target: Path, /, *, json: bool = False) -> int:
-    """Copy a checkpoint, every block checked on its way; an existing one is never replaced.
+    """Copy a checkpoint, every block checked; an existing one is never replaced.
 
     Example:
 
@@ -56,10 +56,11 @@ def export_(
     no_verify: bool = False,
     json: bool = False,
 ) -> int:
-    """Write a checkpoint in a format of others; nothing appears at DEST before all of it is there.
+    """Write a checkpoint in a format of others.
 
-    hf is a folder as transformers reads it, safetensors one file, dcp a folder of
-    torch.distributed.checkpoint, torch one file of torch.save.
+    hf is a folder as transformers reads it, safetensors one file, dcp a folder
+    of torch.distributed.checkpoint, torch one file of torch.save. Nothing
+    appears at DEST before all of it is there.
 
     Examples:
 
@@ -80,11 +81,11 @@ def export_(
     dtype
         Cast floats to this, such as bf16.
     keys
-        Only tensors whose names match this pattern. May be given several times.
+        Only tensors whose names match this pattern; repeatable.
     prefix
         Only what lies below this name, which is taken off: `model.` makes weights of a state.
     rename
-        OLD=NEW: put NEW in place of OLD wherever names have it. May be given several times.
+        OLD=NEW: put NEW in place of OLD wherever names have it; repeatable.
     max_memory
         For buffers, such as 256MiB.
     force
@@ -183,9 +184,11 @@ def import_(
     no_verify: bool = False,
     json: bool = False,
 ) -> int:
-    """Make a checkpoint of a Hugging Face or DCP folder, a safetensors or a torch.save file.
+    """Make a checkpoint of one of another format.
 
-    Nothing of the source is unpickled freely. Under torchrun the ranks share the work.
+    The source is a folder of Hugging Face or DCP, a safetensors file, or a file
+    of torch.save. Nothing of it is unpickled freely. Under torchrun the ranks
+    share the work.
 
     Examples:
 
@@ -200,9 +203,9 @@ def import_(
     dest
         Where the checkpoint goes.
     keys
-        Only what matches this pattern of dotted names. May be given several times.
+        Only what matches this pattern of dotted names; repeatable.
     rename
-        OLD=NEW: put NEW in place of OLD wherever names have it. May be given several times.
+        OLD=NEW: put NEW in place of OLD wherever names have it; repeatable.
     under
         Put everything below this name, such as model.
     force

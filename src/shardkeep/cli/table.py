@@ -59,6 +59,8 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
     ),
 }
 
+NAMES = [one.name for commands in COMMANDS.values() for one in commands]
+
 _HEAD = """\
 shardkeep looks into checkpoints, checks, compares, translates and prunes them.
 CKPT is a checkpoint's folder; show, diff, verify and explain also take folders

@@ -19,7 +19,9 @@ def prune(
     yes: bool = False,
     json: bool = False,
 ) -> int:
-    """Remove checkpoints of a run that no rule keeps. Says what would go, and goes on with --yes.
+    """Remove checkpoints of a run that no rule keeps.
+
+    Says what would go, and removes it with --yes.
 
     Example:
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, cast
 
 from rich.console import Console, Group, RenderableType
@@ -18,11 +19,12 @@ from shardkeep.translate.foreign import ForeignManifest
 from shardkeep.view.opening import format_text
 from shardkeep.view.table_style import plain_table
 from shardkeep.view.values import Change, Stats
-from shardkeep.view.words import clean_text, number_text, shape_text, size_text
+from shardkeep.view.words import clean_text, count_text, number_text, shape_text, size_text
 
 _RANK_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "white")
 _PICTURE_ROWS, _PICTURE_COLUMNS = 16, 64
 _LISTED = 64
+_ROOM = 10_000
 _LEFT = ("name", "dtype", "shape")
 
 
@@ -112,10 +114,12 @@ def tensors_table(
     if stats is None:
         return _kinds_table(rows)
     table = _stats_table(rows, stats, kinds=True)
-    if console.measure(table).minimum > console.width:
-        # What a tensor is like can be asked for by itself.
-        table = _stats_table(rows, stats, kinds=False)
-    return table
+    # Measured as if there were room: a table is never wider than the window that it is put in.
+    if console.measure(table, options=console.options.update(width=_ROOM)).maximum <= console.width:
+        return table
+    narrow = _stats_table(rows, stats, kinds=False)
+    # What many tensors are like can be asked for by itself.
+    return Group(_kinds_table(rows), Text(""), narrow) if len(rows) == 1 else narrow
 
 
 def _name_width(names: Iterable[str]) -> dict[str, int]:
@@ -132,7 +136,7 @@ def _kinds_table(rows: Sequence[Row]) -> Table:
 
 def _kind_cells(row: Row) -> list[str]:
     if row.record is None:
-        return ["", f"{row.tensors} tensors", size_text(row.nbytes)]
+        return ["", count_text(row.tensors, "tensor"), size_text(row.nbytes)]
     return [row.record.dtype, shape_text(row.record.shape), size_text(row.nbytes)]
 
 
@@ -191,11 +195,11 @@ def _drawn(info: TensorInfo, number_of: Mapping[str, int]) -> Text:
     text = Text(no_wrap=True)
     for y in range(rows):
         text.append("\n" if y else "")
-        for x in range(columns):
-            cell = (y * sides[0] // rows, x * sides[1] // columns)
-            file = _holder(info, cell)
+        cells = [(y * sides[0] // rows, x * sides[1] // columns) for x in range(columns)]
+        for file, same in groupby(cells, key=lambda cell: _holder(info, cell)):
             number = number_of[file] if file is not None else 0
-            text.append("?" if file is None else _SIGNS[number % 36], style=_colour(number))
+            sign = "?" if file is None else _SIGNS[number % 36]
+            text.append(sign * len(list(same)), style=_colour(number))
     return text
 
 
