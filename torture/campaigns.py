@@ -12,10 +12,13 @@ from torture.killed_runs import KilledRuns
 from torture.kills import Kills
 from torture.power_loss import PowerLoss
 from torture.savers import Savers
+from torture.syscalls import Syscalls
+from torture.simulation import Simulation
 
 CAMPAIGNS: Sequence[Campaign] = (
     CrashReplay(),
     PowerLoss(),
+    Syscalls(),
     Kills(),
     KilledRuns(),
     Hangs(),
