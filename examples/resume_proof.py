@@ -147,7 +147,8 @@ def break_off(run: Path, way: str, kill: Kill, start: Start) -> Broken:
     with start(run, *options(way, pause=0.1), processes=RANKS, log=log) as job:
         for _ in until_over(job):
             names = names_in(folder) - known
-            if "manifest.json" in names or (names and not kill.is_complete):
+            has_begun = any(name.endswith(".safetensors") for name in names)
+            if "manifest.json" in names or (has_begun and not kill.is_complete):
                 break
         time.sleep(kill.seconds)
         workers = job.workers()
