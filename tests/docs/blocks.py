@@ -1,7 +1,7 @@
 """Which examples does a page have, how do they run, and what should they print?
 
 A block is fenced as `python`; an info string `python ranks=4` has it run on four ranks, and
-`python torchrun=4` as a script of its own. A `text` block right below shows what it prints.
+`python torchrun=4`, or 2, as a script of its own. A `text` block right below shows what it prints.
 """
 
 import contextlib
@@ -15,10 +15,11 @@ ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 
 Way = Literal["here", "ranks", "torchrun"]
-_WAYS: dict[str, Way] = {
-    "python": "here",
-    "python ranks=4": "ranks",
-    "python torchrun=4": "torchrun",
+_WAYS: dict[str, tuple[Way, int]] = {
+    "python": ("here", 1),
+    "python ranks=4": ("ranks", 4),
+    "python torchrun=2": ("torchrun", 2),
+    "python torchrun=4": ("torchrun", 4),
 }
 _FENCE = re.compile(r"```(.*)")
 
@@ -28,6 +29,7 @@ class Block:
     """Code with the page's line on which it starts, and what the page says that it prints."""
 
     way: Way
+    processes: int
     line: int
     code: str
     shown: str = ""
@@ -46,7 +48,7 @@ def blocks_of(text: str) -> list[Block]:
         body = _body(lines)
         info = fence[1].strip()
         if info.startswith("python"):
-            found.append(Block(_WAYS[info], number + 1, body))
+            found.append(Block(*_WAYS[info], number + 1, body))
         elif info == "text" and is_next:
             found[-1] = replace(found[-1], shown=body)
         is_next = info.startswith("python")

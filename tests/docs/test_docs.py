@@ -17,7 +17,7 @@ from shardkeep.sharded import functions
 from tests.distributed.pool import Pool
 from tests.docs.blocks import PAGES, ROOT, Block, Way, blocks_of, run_block, run_on_rank
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
 def page_blocks(page: str, way: Way) -> list[Block]:
@@ -79,11 +79,12 @@ def test_a_script_of_a_page_runs_under_torchrun(tmp_path, page):
     for block in page_blocks(page, "torchrun"):
         script = tmp_path / "script.py"
         script.write_text(block.code)
-        assert_prints(page, block, run_torchrun(script))
+        assert_prints(page, block, run_torchrun(script, block.processes))
 
 
-def run_torchrun(script: Path) -> str:
-    done = subprocess.run([*TORCHRUN, str(script)], capture_output=True, text=True, timeout=300)
+def run_torchrun(script: Path, processes: int) -> str:
+    command = [*TORCHRUN, str(processes), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -151,8 +152,8 @@ not what it prints
 
 def test_blocks_come_with_their_line_and_what_they_print():
     assert blocks_of(PAGE) == [
-        Block("here", 2, "a = 1\nprint(a)\n", "1\n"),
-        Block("ranks", 11, "print(a + 1)\n"),
+        Block("here", 1, 2, "a = 1\nprint(a)\n", "1\n"),
+        Block("ranks", 4, 11, "print(a + 1)\n"),
     ]
 
 
@@ -162,7 +163,7 @@ def test_an_unknown_way_to_run_a_block_is_an_error():
 
 
 def test_a_page_that_shows_something_else_fails():
-    block = Block("here", 1, "print(1)", "2\n")
+    block = Block("here", 1, 1, "print(1)", "2\n")
     with pytest.raises(AssertionError, match=r"README\.md:1 prints"):
         assert_prints("README.md", block, run_block("README.md", 1, block.code, {}))
 

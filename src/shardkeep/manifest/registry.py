@@ -53,7 +53,7 @@ def encode_registered(value: object) -> Json:
     if known is None:
         raise InvalidError(
             f"a {kind.__module__}.{kind.__qualname__} cannot be kept: use None, bool, int, float, "
-            "complex, str, bytes or a tensor instead, or teach the type with register_value"
+            "complex, str, bytes or a tensor instead, or teach the type with register_value_type"
         )
     try:
         body = known.encode(value)
@@ -70,7 +70,7 @@ def decode_registered(name: str, body: Any) -> object:
     if known is None:
         raise InvalidError(
             f"values of type {name!r} are not known here: import what registers it, "
-            "or call register_value"
+            "or call register_value_type"
         )
     try:
         return known.decode(body)
