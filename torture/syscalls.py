@@ -7,54 +7,27 @@ holds is looked at, cleaned up and saved to again.
 
 from __future__ import annotations
 
-import mmap
-import os
 import random
 import shutil
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from unittest.mock import patch
 
-import shardkeep as sk
 from shardkeep.manifest import file_name
-from shardkeep.transfer import planning
-from shardkeep.transfer.council import StoreCouncil
+from torture.attempts import PATIENCE, SAVE_ID, SIZE, Attempt, Kind
 from torture.campaign import Say, Scale, Tally, replay
-from torture.processes import MEMORY, connect, fork, kill, read_log, serving, warm
-from torture.tracing import CALLS, cannot_trace, count_calls, inject, only, traced
-from torture.versions import prune_all, save_version, version_of
+from torture.processes import MEMORY, serving, warm
+from torture.tracing import CALLS, cannot_trace, count_calls, inject, only
 
-SIZE = 4
 _ITEMS = 512
 _SHORT = 8
 _AT_ONCE = 8
-_PATIENCE = 60.0
 # What those who are left wait for the one that was killed.
 _TIMEOUT = {"short": 1.0, "long": 2.0}
-_SAVE_ID = "0123456789abcdef"
 _REPEATS = {"short": 1, "long": 4}
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A save whose calls are counted."""
-
-    is_overwrite: bool
-    is_async: bool
-    victim: int
-
-    @property
-    def name(self) -> str:
-        over, way = (
-            "overwrite" if self.is_overwrite else "fresh",
-            "async" if self.is_async else "sync",
-        )
-        return f"{over}:{way}:{self.victim}"
 
 
 KINDS = [Kind(o, a, v) for o in (False, True) for a in (False, True) for v in (0, 2)]
@@ -81,89 +54,8 @@ class Case:
             return strike
         if self.thread == "any":
             return ["-f", *strike]
-        data = path / file_name(_SAVE_ID, self.kind.victim, 0)
+        data = path / file_name(SAVE_ID, self.kind.victim, 0)
         return ["-f", "-P", str(data), *strike]
-
-
-class Attempt:
-    """One save, by four processes, one of them traced."""
-
-    def __init__(self, kind: Kind, path: Path, port: int, timeout: float) -> None:
-        self._kind = kind
-        self.path = path
-        self._port = port
-        self._timeout = timeout
-        self._board = mmap.mmap(-1, SIZE + 1)
-        self._log = os.memfd_create("log")
-        self._tracing = ExitStack()
-
-    def start(self, options: Sequence[str]) -> None:
-        """Begin, with the victim traced from its first call on."""
-        self.path.parent.mkdir()
-        if self._kind.is_overwrite:
-            save_version(1, self.path, None, size=1, items=_ITEMS)
-        self.pids = [fork(lambda rank=rank: self._be_rank(rank), self._log) for rank in range(SIZE)]
-        self._tracing.enter_context(traced(self.pids[self._kind.victim], *options))
-        self._board[SIZE] = 1
-        self._left = set(self.pids)
-        self._deadline = time.monotonic() + _PATIENCE
-
-    def _be_rank(self, rank: int) -> None:
-        store = connect(self._port)
-        while not self._board[SIZE]:
-            time.sleep(0.001)
-        council = StoreCouncil(
-            store, range(SIZE), rank, topic=str(self.path), timeout=self._timeout
-        )
-        kind = self._kind
-        with patch.object(planning, "new_save_id", lambda: _SAVE_ID):
-            save_version(
-                2, self.path, council, size=SIZE, durable=True, is_async=kind.is_async,
-                items=_ITEMS,
-            )  # fmt: skip
-        self._board[rank] = 1
-
-    def is_over(self) -> bool:
-        self._left -= {pid for pid in self._left if os.waitpid(pid, os.WNOHANG)[0]}
-        return not self._left or time.monotonic() > self._deadline
-
-    def judge(self) -> str | None:
-        """What is wrong; None if nothing is. Ends all processes."""
-        try:
-            return self._judge()
-        except (sk.ShardkeepError, AssertionError) as error:
-            return f"{type(error).__name__}: {error}".replace("\n", " ")
-        finally:
-            self.close()
-
-    @property
-    def acks(self) -> list[int]:
-        return [rank for rank in range(SIZE) if self._board[rank]]
-
-    def _judge(self) -> str | None:
-        if self._left:
-            return f"{len(self._left)} processes wait for ever"
-        if said := read_log(self._log):
-            return said.splitlines()[-1]
-        old, found = int(self._kind.is_overwrite), version_of(self.path)
-        if found not in (old, 2):
-            return f"version {found} is there"
-        if self.acks and found != 2:
-            return f"version {found} is there, and ranks {self.acks} were told that 2 is"
-        if self.path.exists():
-            prune_all(self.path)
-        save_version(3, self.path, None, size=1, items=_ITEMS)
-        assert version_of(self.path) == 3
-        prune_all(self.path)
-        return None
-
-    def close(self) -> None:
-        kill(list(self._left))
-        for pid in self._left:
-            os.waitpid(pid, 0)
-        self._left = set()
-        self._tracing.close()
-        os.close(self._log)
 
 
 class Syscalls:
@@ -184,9 +76,10 @@ class Syscalls:
             site = _Site(base, port, _TIMEOUT[scale])
             cases = site.chosen(scale, seed, case)
             for one, attempt in site.attempts(cases):
-                wrong = attempt.judge()
+                wrong = attempt.judge() or attempt.save_again()
                 tally.cases += 1
                 hit += len(attempt.acks) < SIZE
+                attempt.close()
                 if wrong:
                     here = replay(self.name, seed, one.name)
                     tally.violations.append(f"{one.name}: {wrong}  {here}")
@@ -231,11 +124,12 @@ class _Site:
 
     def _count_calls(self, kind: Kind) -> tuple[Counter[str], Counter[str]]:
         log = self._base / "log"
-        attempt = self._attempt(kind, _PATIENCE)
+        attempt = self._attempt(kind, PATIENCE)
+        attempt.prepare()
         attempt.start(["-f", "-o", str(log), only(CALLS)])
-        while not attempt.is_over():
-            time.sleep(0.002)
+        attempt.wait()
         wrong, acks = attempt.judge(), attempt.acks
+        attempt.close()
         if wrong or len(acks) < SIZE:
             raise AssertionError(f"{kind.name} does not go through by itself: {wrong or acks}")
         return count_calls(log, attempt.pids[kind.victim])
@@ -243,7 +137,7 @@ class _Site:
     def _attempt(self, kind: Kind, timeout: float) -> Attempt:
         self._count += 1
         path = self._base / str(self._count) / "checkpoint"
-        return Attempt(kind, path, self._port, timeout)
+        return Attempt(kind, path, self._port, timeout=timeout, items=_ITEMS)
 
     def attempts(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Attempt]]:
         """Attempts that are over; a few run side by side, since those who are left mostly wait."""
@@ -258,5 +152,6 @@ class _Site:
 
     def _begin(self, case: Case) -> tuple[Case, Attempt]:
         attempt = self._attempt(case.kind, self._timeout)
+        attempt.prepare()
         attempt.start(case.options(attempt.path))
         return case, attempt
