@@ -35,11 +35,11 @@ from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-import shardkeep
 from benchmarks.contest import peak_nbytes
 from benchmarks.ranks import on_ranks
 from benchmarks.state_dicts import Shapes, describe, transformer
 from benchmarks.stored_states import make
+from shardkeep import save as shardkeep_save
 from shardkeep.transfer.progress import Meter
 from shardkeep.translate.exporting import export
 from shardkeep.translate.opening import open_source
@@ -59,7 +59,7 @@ def shapes_of(quick: bool) -> Shapes:
 
 
 def save_shardkeep(shapes: Shapes, path: Path) -> None:
-    shardkeep.save(make(shapes, 0, filled=True), path, durable=False)
+    shardkeep_save(make(shapes, 0, filled=True), path, durable=False)
 
 
 def save_hugging_face(shapes: Shapes, path: Path) -> None:
