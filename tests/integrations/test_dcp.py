@@ -1,7 +1,11 @@
 """dcp.save, dcp.load and dcp.async_save with one argument changed make checkpoints of ours."""
 
+# torch does not say what it exports.
+# pyright: reportPrivateImportUsage=false
+
 import os
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +18,7 @@ from shardkeep.integrations.dcp import ShardkeepReader, ShardkeepWriter
 from tests.distributed.parallelisms import expected_state
 from tests.distributed.tensors import assert_same, distinct
 from tests.translate import cases_dcp as cases
+from tests.translate.states import assert_equal
 
 warnings.simplefilter("ignore", UserWarning)
 ALL, PAIR = [0, 1, 2, 3], [0, 1]
@@ -35,28 +40,12 @@ def state_of_all_kinds():
     }
 
 
-def zeros_like(value):
+def zeros_like(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: zeros_like(one) for key, one in value.items()}
     if isinstance(value, list) and any(isinstance(one, torch.Tensor | dict) for one in value):
         return [zeros_like(one) for one in value]
     return torch.zeros_like(value) if isinstance(value, torch.Tensor) else None
-
-
-def assert_equal(actual, expected):
-    assert type(actual) is type(expected)
-    if isinstance(expected, dict):
-        assert list(actual) == list(expected)
-        for key in expected:
-            assert_equal(actual[key], expected[key])
-    elif isinstance(expected, list | tuple):
-        assert len(actual) == len(expected)
-        for one, other in zip(actual, expected, strict=True):
-            assert_equal(one, other)
-    elif isinstance(expected, torch.Tensor):
-        assert_same(actual, expected)
-    else:
-        assert actual == expected
 
 
 def test_what_dcp_saves_through_us_is_a_checkpoint_of_ours(tmp_path):
@@ -97,7 +86,7 @@ def test_a_folder_of_dcp_is_read_without_unpickling_it(tmp_path):
 
 def test_a_save_in_the_background_keeps_what_was_there_when_it_began(tmp_path):
     state = {"w": torch.ones(1000, 1000), "step": 1}
-    future = dcp.async_save(state, storage_writer=ShardkeepWriter(tmp_path))
+    future: Any = dcp.async_save(state, storage_writer=ShardkeepWriter(tmp_path))
     state["w"].zero_()
     future.result()
     assert_same(sk.load(tmp_path)["w"], torch.ones(1000, 1000))

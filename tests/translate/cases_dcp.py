@@ -1,5 +1,8 @@
 """What the ranks do: save with torch.distributed.checkpoint, load here, and the other way round."""
 
+# torch does not say what it exports.
+# pyright: reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 import warnings

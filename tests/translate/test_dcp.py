@@ -1,5 +1,8 @@
 """A folder of DCP is read in place, checked, imported, and written so that DCP loads it."""
 
+# torch does not say what it exports.
+# pyright: reportPrivateImportUsage=false
+
 import os
 import subprocess
 import sys

@@ -1,5 +1,8 @@
 """The `.metadata` of DCP is read without running it, whatever it holds."""
 
+# torch does not say what it exports.
+# pyright: reportPrivateImportUsage=false
+
 import io
 import pickle
 import random
@@ -8,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -184,7 +188,7 @@ def test_a_list_of_chunks_that_stands_in_many_places_takes_no_more_memory_than_i
     chunk = ChunkStorageMetadata(torch.Size((0,)), torch.Size((0,)))
     chunks = [chunk] * 3000
     properties = TensorProperties(torch.float32)
-    tensors = {
+    tensors: dict[str, Any] = {
         f"w{at}": TensorStorageMetadata(properties, torch.Size((4,)), chunks) for at in range(3000)
     }
     with pytest.raises(CorruptError, match="more chunks than"):

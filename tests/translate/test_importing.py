@@ -1,5 +1,8 @@
 """A checkpoint of another format becomes one of ours: the part that is wanted, in little memory."""
 
+# torch does not say what it exports.
+# pyright: reportPrivateImportUsage=false
+
 import subprocess
 import sys
 import warnings
