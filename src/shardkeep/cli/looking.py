@@ -233,7 +233,7 @@ def explain(
     *,
     mesh: str,
     shard: list[str] | None = None,
-    ranks: int = 64,
+    ranks: int = 16,
     json: bool = False,
 ) -> int:
     """Say what loading a checkpoint on other ranks would cost; reads no data.
@@ -264,7 +264,7 @@ def explain(
     shard
         AXIS:DIM or AXIS:DIM:PATTERN, DIM may be none; repeatable, the last that fits holds.
     ranks
-        Plan at most so many (64) of the ranks that hold different parts, spread evenly.
+        Plan at most so many (16) of the ranks that hold different parts, spread evenly.
     json
         Print JSON, for programs.
     """

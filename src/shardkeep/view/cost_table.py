@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from rich.console import Group, RenderableType
@@ -15,6 +15,7 @@ from shardkeep.view.table_style import plain_table
 from shardkeep.view.words import count_text, size_text
 
 _LISTED = 32
+_MAX_RUNS = 4
 
 _COLUMNS: dict[str, Callable[[ReadCost], str]] = {
     "wants": lambda cost: size_text(cost.nbytes_wanted),
@@ -68,11 +69,22 @@ def _ranks_table(found: MeshCost) -> RenderableType:
     ]
     by_cost.sort(key=lambda item: item[1])
     for cost, ranks in by_cost[:_LISTED]:
-        names = name_ranks(ranks).split(" ", 1)[1]
-        table.add_row(Text(names), *(show(cost) for show in _COLUMNS.values()))
+        table.add_row(Text(_names(ranks)), *(show(cost) for show in _COLUMNS.values()))
     if len(by_cost) <= _LISTED:
         return table
     return Group(table, Text(f"and {len(by_cost) - _LISTED} more; --json has all"))
+
+
+def _names(ranks: Sequence[int]) -> str:
+    """The ranks, or how many there are of them.
+
+    >>> _names([0, 1, 2, 5]), _names(range(0, 80, 8))
+    ('0-2, 5', '10 from 0 to 72')
+    """
+    runs = name_ranks(ranks).split(" ", 1)[1]
+    if runs.count(",") < _MAX_RUNS:
+        return runs
+    return f"{len(ranks)} from {ranks[0]} to {ranks[-1]}"
 
 
 def _order(cost: ReadCost) -> tuple[int, ...]:

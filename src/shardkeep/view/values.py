@@ -10,7 +10,7 @@ A block at a time, small enough for the cache, in the values' own dtype where th
 from __future__ import annotations
 
 import math
-from typing import Any
+import threading
 
 import msgspec
 import numpy as np
@@ -22,14 +22,39 @@ from shardkeep.view.small_floats import FLOAT8_VALUES
 _BLOCK = 2**17
 
 
-def as_numbers(bits: Array, dtype: str) -> Array:
-    """Stored bits as numbers that NumPy can compute with."""
+class _Scratch(threading.local):
+    """Memory that each thread uses again: fresh pages for each block cost more than the block."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], Array] = {}
+
+    def get(self, use: str, dtype: str, size: int) -> Array:
+        """An array for one use at a time."""
+        found = self._known.get((use, dtype))
+        if found is None or found.size < size:
+            found = self._known[use, dtype] = np.empty(max(size, _BLOCK), dtype)
+        return found[:size]
+
+
+_scratch = _Scratch()
+
+
+def as_numbers(bits: Array, dtype: str, use: str) -> Array:
+    """Stored bits as numbers that NumPy can compute with, good until the next for this use."""
     if dtype == "BF16":
-        return (bits.astype(np.uint32) << 16).view(np.float32)
+        shifted = _scratch.get(use, "uint32", bits.size)
+        np.copyto(shifted, bits)
+        np.left_shift(shifted, 16, out=shifted)
+        return shifted.view(np.float32)
     if dtype in FLOAT8_VALUES:
-        return FLOAT8_VALUES[dtype]()[bits]
+        looked_up = _scratch.get(use, "float32", bits.size)
+        return np.take(FLOAT8_VALUES[dtype](), bits, out=looked_up, mode="clip")
     numbers = bits.view(NUMPY_DTYPES[dtype])
-    return numbers.astype(np.float32) if dtype == "F16" else numbers
+    if dtype != "F16":
+        return numbers
+    wide = _scratch.get(use, "float32", bits.size)
+    np.copyto(wide, numbers)
+    return wide
 
 
 class Stats(msgspec.Struct):
@@ -60,7 +85,7 @@ class Stats(msgspec.Struct):
         """Take in further values."""
         flat = bits.reshape(-1)
         for at in range(0, flat.size, _BLOCK):
-            numbers = as_numbers(flat[at : at + _BLOCK], dtype)
+            numbers = as_numbers(flat[at : at + _BLOCK], dtype, "one")
             self.join(_block_stats(np.abs(numbers) if np.iscomplexobj(numbers) else numbers))
 
     def join(self, other: Stats) -> None:
@@ -91,7 +116,8 @@ def _block_stats(numbers: Array) -> Stats:
 
 def _finite_stats(numbers: Array, least: float, most: float) -> Stats:
     # Around a value within the range: digits that all have in common are not lost.
-    wide = numbers.astype(np.float64)
+    wide = _scratch.get("wide", "float64", numbers.size)
+    np.copyto(wide, numbers)
     pivot = float(wide[0])
     wide -= pivot
     shift = float(np.add.reduce(wide)) / wide.size
@@ -121,7 +147,7 @@ class Change(msgspec.Struct):
         for at in range(0, a.size, _BLOCK):
             x, y = a[at : at + _BLOCK], b[at : at + _BLOCK]
             if dtypes[0] != dtypes[1] or not np.array_equal(_words(x), _words(y)):
-                self._compare(as_numbers(x, dtypes[0]), as_numbers(y, dtypes[1]))
+                self._compare(as_numbers(x, dtypes[0], "one"), as_numbers(y, dtypes[1], "two"))
 
     def join(self, other: Change) -> None:
         """Take in what others have seen."""
@@ -131,7 +157,7 @@ class Change(msgspec.Struct):
         self.most_relative = max(self.most_relative, other.most_relative)
 
     def _compare(self, x: Array, y: Array) -> None:
-        differs = x != y
+        differs = np.not_equal(x, y, out=_scratch.get("differs", "bool", x.size))
         changed = int(np.count_nonzero(differs))
         if not changed:
             return
@@ -171,8 +197,12 @@ def _is_plain(x: Array, y: Array) -> bool:
 
 def _apart(x: Array, y: Array) -> tuple[float, float]:
     """The largest absolute and relative difference; nan for what has no difference."""
-    apart: Any = np.abs(x - y)
+    kind = "float32" if x.dtype.name == "float32" else "float64"
+    apart = _scratch.get("apart", kind, x.size)
+    scale = _scratch.get("scale", kind, x.size)
+    other = _scratch.get("other", kind, x.size)
+    np.abs(np.subtract(x, y, out=None if np.iscomplexobj(x) else apart), out=apart)
     most = float(apart.max())
-    scale = np.maximum(np.abs(x), np.abs(y))
-    apart /= scale
+    np.maximum(np.abs(x, out=scale), np.abs(y, out=other), out=scale)
+    np.divide(apart, scale, out=apart)
     return most, float(np.fmax.reduce(apart, initial=0.0))
