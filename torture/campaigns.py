@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torture.campaign import Campaign
 from torture.crash_replay import CrashReplay
 from torture.damage import Damage
+from torture.faults import Faults
 from torture.hangs import Hangs
 from torture.killed_runs import KilledRuns
 from torture.kills import Kills
@@ -21,6 +22,7 @@ CAMPAIGNS: Sequence[Campaign] = (
     Syscalls(),
     Kills(),
     KilledRuns(),
+    Faults(),
     Hangs(),
     Damage(),
     Savers(),

@@ -48,8 +48,9 @@ class Case:
     def name(self) -> str:
         return f"{self.kind.name}:{self.thread}:{self.call}:{self.number}"
 
-    def options(self, path: Path) -> list[str]:
-        strike = [only([self.call]), inject(self.call, self.number, "signal=KILL")]
+    def options(self, path: Path, what: str = "signal=KILL") -> list[str]:
+        """What strace is told, for a save to `path`."""
+        strike = [only([self.call]), inject(self.call, self.number, what)]
         if self.thread == "first":
             return strike
         if self.thread == "any":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -42,7 +43,7 @@ def _held_file(folder: Folder, key: str, lock_timeout: float) -> int | None:
     while True:
         fd = _create(folder, key)
         try:
-            found = folder.calls.fstat(fd)
+            found = _status(folder, fd, key)
             wait_for_lock(folder, fd, key, time.monotonic() + lock_timeout, lock_timeout)
             if is_current(folder, key, (found.st_dev, found.st_ino)):
                 return fd
@@ -62,6 +63,13 @@ def _create(folder: Folder, key: str) -> int:
         return folder.create(key)
     except FileExistsError as error:
         raise ConflictError(f"{folder.path_of(key)} is there already") from error
+
+
+def _status(folder: Folder, fd: int, key: str) -> os.stat_result:
+    try:
+        return folder.calls.fstat(fd)
+    except OSError as error:
+        raise folder.failure(error, "reading its status", key) from error
 
 
 def is_held(folder: Folder, key: str) -> bool:
