@@ -13,8 +13,8 @@ from torture.killed_runs import KilledRuns
 from torture.kills import Kills
 from torture.power_loss import PowerLoss
 from torture.savers import Savers
-from torture.syscalls import Syscalls
 from torture.simulation import Simulation
+from torture.syscalls import Syscalls
 
 CAMPAIGNS: Sequence[Campaign] = (
     CrashReplay(),
@@ -26,4 +26,5 @@ CAMPAIGNS: Sequence[Campaign] = (
     Hangs(),
     Damage(),
     Savers(),
+    Simulation(),
 )

@@ -1,7 +1,7 @@
 """How do simulated processes live? In virtual time, from event to event, alike for the same seed.
 
 Each is a greenlet that runs real code until it asks the world for something. What it asks for
-happens a little later, whether the process is still there then or not, as with a message on its way.
+happens a little later, whether the process is still there then or not, as with a message under way.
 """
 
 from __future__ import annotations

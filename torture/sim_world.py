@@ -86,7 +86,7 @@ class Scenario:
 def draw(seed: int, number: int, *, large: bool = False) -> Scenario:
     """The world of this number."""
     dice = Random(f"{seed}/{number}")
-    world = dice.randrange(1000, 1500) if large else dice.choice((2, 3, 3, 4, 5))
+    world = dice.randrange(1000, 1100) if large else dice.choice((2, 3, 3, 4, 5))
     timeout = 60.0 if large else dice.choice((0.3, 0.6, 1.5))
     kind = dice.choices(("one", "two", "again", "rank again"), (6, 2, 1, 1))[0]
     jobs = _jobs(dice, "one" if large else kind, world, timeout)
@@ -183,7 +183,7 @@ def _state(kind: str, world: int, rank: int) -> KeptState:
     shape = (world * 2,)
     cut = Layout.on_mesh(shape, Mesh((world,), tuple(range(world))), [Split(0)])
     entries = {"cut": Entry("F32", shape, cut), "all": Entry("F32", (3,), None)}
-    memory = {
+    memory: dict[str, Sequence[torch.Tensor]] = {
         "cut": [torch.arange(2.0) + rank],
         "all": [torch.arange(3.0) + (rank == 1 and kind == "diverged")],
     }
@@ -295,23 +295,28 @@ class World:
         return self._disks[key]
 
     def _noted(self, process: Process, key: str, note: bytes | None) -> None:
-        if note is None and key.endswith("/left/count"):
+        topic, _, what = key.partition("/")
+        name = f"{self._group_of[process]}:{topic}"
+        if what == "left/count" and note is None:
             # All have left, and who comes to this topic now comes to something new.
-            self._attempts.pop(f"{self._group_of[process]}:{key.removesuffix('/left/count')}", None)
-        if note is not None and key.endswith("/failed/note"):
-            self.judge.failure_noted(self._attempt_of[process], note)
+            self._attempts.pop(name, None)
+        if what == "failed/note" and note is not None and name in self._attempts:
+            self.judge.failure_noted(self._attempts[name], note)
 
     def _attempt(self, process: Process, job: Job, number: int) -> Attempt:
         """What the ranks of a job do together for the save of this number."""
         group = self._group_of[process]
         name = f"{group}:save{number}"
         if name not in self._attempts:
-            mates = [p for p in self.processes if self._store_of[p] == job.store]
+            mates: dict[int, list[Process]] = {rank: [] for rank in range(job.world)}
+            for mate in self.processes:
+                if self._store_of[mate] == job.store:
+                    mates[int(mate.name[1:])].append(mate)
             self._attempts[name] = Attempt(
                 name,
                 self.stores[job.store],
                 self.scenario.state == "diverged",
-                {rank: [p for p in mates if p.name[1:] == str(rank)] for rank in range(job.world)},
+                mates,
                 self._attempts.get(f"{group}:save{number - 1}"),
             )
         return self._attempts[name]
