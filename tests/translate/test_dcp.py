@@ -302,7 +302,9 @@ def test_dcp_loads_an_export(ours, tmp_path):
     # DCP makes text of the numbers.
     loaded["optim"]["state"] = {int(k): v for k, v in loaded["optim"]["state"].items()}
     assert_equal(loaded, state)
-    assert_equal(sk.load(tmp_path / "dcp"), state)
+    again = sk.load(tmp_path / "dcp")
+    assert_equal(again, state)
+    assert again["tied"] is again["model"]["layers.0.w"]
 
 
 def test_dcp_loads_an_export_into_a_state_that_is_there(ours, tmp_path):

@@ -51,6 +51,8 @@ class DcpMetadata:
     tensors: Mapping[str, DcpTensor]
     objects: Mapping[str, Item]
     """What is no tensor: pickled by torch.save."""
+    tied: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Keys of tensors that are the same items in the files as another's, with that one's key."""
     paths: Mapping[str, Path] = field(default_factory=dict[str, Path])
     """The places of keys in the nested state, in its order; a key without one is at the root."""
 
@@ -80,7 +82,10 @@ class _Reader:
                 objects[key] = self._item(items, key, None)
             else:
                 tensors[key] = self._tensor(key, found, items)
-        return DcpMetadata(tensors, objects, self._paths(fields.get("planner_data"), listed))
+        tied = _tied(tensors)
+        alone = {key: tensor for key, tensor in tensors.items() if key not in tied}
+        paths = self._paths(fields.get("planner_data"), listed)
+        return DcpMetadata(alone, objects, tied, paths)
 
     def _corrupt(self, text: str) -> CorruptError:
         return CorruptError(f"{self._where} is not as DCP writes it: {text}")
@@ -206,6 +211,13 @@ class _Reader:
         ):
             raise self._corrupt(f"the path of {key!r} is none")
         return tuple(parts)
+
+
+def _tied(tensors: Mapping[str, DcpTensor]) -> dict[str, str]:
+    """Keys of tensors that another key has as well. DCP writes no such folder, but reads it."""
+    first: dict[DcpTensor, str] = {}
+    found = {key: first.setdefault(tensor, key) for key, tensor in tensors.items() if tensor.chunks}
+    return {key: other for key, other in found.items() if other != key}
 
 
 def _shown(value: Any) -> str:

@@ -87,7 +87,9 @@ def _opened(files: DcpFiles, metadata: DcpMetadata, values: bool) -> Opened:
         format="dcp",
         damage=lambda name, meter: [],
         tree=lambda nodes: build_tree(
-            {key: nodes[key] for key in metadata.tensors} | dict(found.nodes),
+            {key: nodes[key] for key in metadata.tensors}
+            | {key: nodes[other] for key, other in metadata.tied.items()}
+            | dict(found.nodes),
             metadata.paths,
             where=where,
             has_values=values,
