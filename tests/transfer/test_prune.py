@@ -14,6 +14,8 @@ import shardkeep as sk
 from shardkeep.storage import LocalStorage
 from shardkeep.storage.file_calls import FileCalls
 from shardkeep.transfer import save as save_module
+from shardkeep.transfer.copy_files import copy_checkpoint
+from shardkeep.transfer.progress import Meter
 from tests.storage.faulty_calls import FaultyCalls
 
 
@@ -45,6 +47,19 @@ def test_a_temporary_manifest_of_a_save_under_way_stays(tmp_path: Path) -> None:
         calls.before("link", lambda *_: sk.prune(tmp_path / "c"))
         sk.save(state_of(1), storage)
     assert torch.equal(sk.load(tmp_path / "c")["a"], state_of(1)["a"])
+
+
+def test_a_copy_that_is_under_way_loses_nothing_to_prune(tmp_path: Path) -> None:
+    sk.save(state_of(1), tmp_path / "a")
+    calls, seen = FaultyCalls(), list[sk.PruneReport]()
+    with (
+        LocalStorage(tmp_path / "a") as source,
+        LocalStorage(tmp_path / "b", create=True, calls=calls) as target,
+    ):
+        calls.before("link", lambda *_: seen.append(sk.prune(tmp_path / "b")))
+        copy_checkpoint(source, target, threads=1, meter=Meter("copying", None, show=False))
+    assert seen == [sk.PruneReport((), 0)]
+    assert torch.equal(sk.load(tmp_path / "b")["a"], state_of(1)["a"])
 
 
 def test_what_a_killed_save_left_goes_with_its_lock(tmp_path: Path) -> None:

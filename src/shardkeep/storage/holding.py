@@ -62,7 +62,9 @@ def _create(folder: Folder, key: str) -> int:
     try:
         return folder.create(key)
     except FileExistsError as error:
-        raise ConflictError(f"{folder.path_of(key)} is there already") from error
+        raise ConflictError(
+            f"{folder.path_of(key)} is there already; if nobody is at work here, prune removes it"
+        ) from error
 
 
 def _status(folder: Folder, fd: int, key: str) -> os.stat_result:

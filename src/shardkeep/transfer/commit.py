@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 from shardkeep.errors import (
     ConflictError,
@@ -11,10 +12,10 @@ from shardkeep.errors import (
     StorageError,
     name_ranks,
 )
-from shardkeep.manifest import MANIFEST_NAME as MANIFEST, FileRecord, file_name
+from shardkeep.manifest import MANIFEST_NAME as MANIFEST, FileRecord, file_name, lock_name
 from shardkeep.manifest.limits import MAX_MANIFEST_NBYTES
 from shardkeep.manifest.summary import decode_summary
-from shardkeep.storage import Storage
+from shardkeep.storage import CanHold, Storage
 
 
 def committed_manifest(storage: Storage) -> bytes | None:
@@ -32,6 +33,11 @@ def committed_nbytes(storage: Storage, save_id: str) -> int | None:
         return None
     found = decode_summary(data, where=f"{storage.location}/{MANIFEST}")
     return sum(found.files.nbytes) if found.save_id == save_id else None
+
+
+def under_way(storage: Storage, save_id: str) -> AbstractContextManager[None]:
+    """While it is open, prune leaves the files of this save alone."""
+    return storage.hold(lock_name(save_id)) if isinstance(storage, CanHold) else nullcontext()
 
 
 def require_visible(

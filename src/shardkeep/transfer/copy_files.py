@@ -11,7 +11,7 @@ from shardkeep.errors import ConflictError, ShardkeepError
 from shardkeep.manifest import decode_manifest
 from shardkeep.manifest.limits import MAX_MANIFEST_NBYTES
 from shardkeep.storage import Storage
-from shardkeep.transfer.commit import MANIFEST, committed_manifest
+from shardkeep.transfer.commit import MANIFEST, committed_manifest, under_way
 from shardkeep.transfer.open_manifest import Headers
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.read import require_blocks
@@ -31,11 +31,12 @@ def copy_checkpoint(source: Storage, target: Storage, *, threads: int, meter: Me
     headers = Headers(source, manifest)
     total = sum(manifest.files.nbytes)
     meter.expect(total)
-    copying = _Copying(source, target, headers, meter)
-    copying.run(range(len(manifest.files)), threads)
-    target.sync()
-    if not target.put_if_absent(MANIFEST, data):
-        raise ConflictError(f"another checkpoint has appeared at {target.location} meanwhile")
+    with under_way(target, manifest.save_id):
+        copying = _Copying(source, target, headers, meter)
+        copying.run(range(len(manifest.files)), threads)
+        target.sync()
+        if not target.put_if_absent(MANIFEST, data):
+            raise ConflictError(f"another checkpoint has appeared at {target.location} meanwhile")
     return total
 
 

@@ -26,14 +26,13 @@ from shardkeep.manifest import (
     decode_manifest,
     encode_manifest,
     file_name,
-    lock_name,
     report_name,
 )
 from shardkeep.plan.divide import Chunk
 from shardkeep.plan.grids import GridTable, tensor_records
 from shardkeep.plan.settle import SaveView
 from shardkeep.state.keeping import KeptState
-from shardkeep.storage import CanHold, OutcomeUnknownError, Storage
+from shardkeep.storage import OutcomeUnknownError, Storage
 from shardkeep.transfer.agreement import Agreement
 from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.commit import (
@@ -43,6 +42,7 @@ from shardkeep.transfer.commit import (
     committed_nbytes,
     remove_files,
     require_visible,
+    under_way,
 )
 from shardkeep.transfer.council import Council
 from shardkeep.transfer.planning import Planning, divisions_of
@@ -215,8 +215,7 @@ class _Save:
         The chair's lock stands for all ranks. While it lives, the save may be committed, whoever
         of the others is dead; without it, never.
         """
-        if isinstance(self.storage, CanHold):
-            self.holding.enter_context(self.storage.hold(lock_name(self.planning.save_id)))
+        self.holding.enter_context(under_way(self.storage, self.planning.save_id))
 
     def _look_for_checkpoint(self) -> None:
         self.replaced = committed_manifest(self.storage)
@@ -381,5 +380,6 @@ class _Save:
             a, b = ranks
             details = [msgspec.json.decode(notes[rank], type=dict[str, int]) for rank in (a, b)]
             raise divergence_error((a, b), details)
-        # The chair fails, and this is where the others hear it.
-        self.council.hear("explain")
+        # The chair fails, and this is where the others hear it. Not by the name under which only two
+        # report: whoever waits in vain would blame all the others for having said nothing.
+        self.council.hear("explained")
