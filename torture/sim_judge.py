@@ -25,7 +25,7 @@ from torture.sim_store import SimStore
 
 SPARE_SECONDS = 2.0
 _SOON_SECONDS = 0.5
-_LATE = re.compile(r"^(plan|views|agree|write|explain): ranks? ([\d\-, ]+?) (?:of|has) ")
+_LATE = re.compile(r"^(plan|views|agree|write|explain|explained): ranks? ([\d\-, ]+?) (?:of|has) ")
 
 
 @dataclass
@@ -156,7 +156,7 @@ class Judge:
         """A wait of a rank is over; it began then, when the rank had stalled for so long."""
         own = process.stalled_seconds - stalled
         seconds = self._hub.now - start - own
-        bound = 1.5 * self._timeout + SPARE_SECONDS
+        bound = self._timeout + min(0.5 * self._timeout, 1.0) + SPARE_SECONDS
         if seconds > bound:
             self.complain(f"{process} waited {seconds:.2f} s to {what}; the bound is {bound:g} s")
         failed_at = attempt.failed_at

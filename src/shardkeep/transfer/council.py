@@ -35,7 +35,10 @@ _MAX_NAMED = 8
 _FIRST_WORD_SECONDS = 0.2
 
 # Whoever leaves last clears all of them, also those in which it had no part.
-_PHASES = ("plan", "views", "agree", "write", "explain", "keys", "own", "load", "choose")
+_PHASES = (
+    *("plan", "views", "agree", "write", "explain", "explained"),
+    *("keys", "own", "load", "choose"),
+)
 
 
 class Council(Protocol):
