@@ -255,7 +255,8 @@ def _leftovers(path: Path, *, keep: bool) -> str | None:
         # Another one that prunes at the same moment tries a lock, and has it for that long.
         sk.prune(path)
     if not keep:
-        shutil.rmtree(path)
+        # The one that prunes may be at the same files.
+        shutil.rmtree(path, ignore_errors=True)
     return None
 
 
