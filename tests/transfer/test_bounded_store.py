@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -79,6 +80,20 @@ def test_a_rank_whose_store_is_mute_raises_and_names_the_phase(
     ranks.fail("plan", ValueError("x"), undone=False)
     ranks.leave(done=False)
     assert len(inner.asked) == asked
+
+
+def test_its_thread_ends_when_the_ranks_part() -> None:
+    server = c10d.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    before = threading.active_count()
+    for number in range(3):
+        ranks = StoreCouncil(server, range(1), 0, topic=str(number), timeout=60.0)
+        ranks.report("plan", b"x")
+        assert ranks.collect("plan") == {0: b"x"}
+        ranks.leave(done=True)
+    deadline = time.monotonic() + 30
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert threading.active_count() == before
 
 
 def test_its_thread_ends_with_it() -> None:

@@ -50,6 +50,12 @@ def bounded(store: NoteStore, seconds_left: Callable[[], float]) -> NoteStore:
     return BoundedStore(store, where, seconds_left)
 
 
+def let_go(store: NoteStore) -> None:
+    """End the thread that asks, if there is one; the next question starts another."""
+    if isinstance(store, BoundedStore):
+        store.close()
+
+
 class BoundedStore:
     """Asks a Store and waits `seconds_left()` for the answer; SilentStoreError if none comes.
 
@@ -65,6 +71,8 @@ class BoundedStore:
         self._answers: _Answers = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_silent = False
+        # Also for those who forget to close.
+        weakref.finalize(self, self._questions.put, None).atexit = False
 
     def set(self, key: str, value: str | bytes, /) -> None:
         self._ask("set", key, value)
@@ -86,6 +94,12 @@ class BoundedStore:
 
     def has_extended_api(self) -> bool:
         return self._store.has_extended_api()
+
+    def close(self) -> None:
+        """End the thread, at once or when it has its answer."""
+        if self._thread is not None:
+            self._questions.put(None)
+            self._thread = None
 
     def _ask(self, verb: str, *args: Any) -> Any:
         seconds = self._seconds_left()
@@ -118,7 +132,6 @@ class BoundedStore:
             daemon=True,
         )
         self._thread.start()
-        weakref.finalize(self, self._questions.put, None).atexit = False
 
 
 def _answer(store: NoteStore, questions: _Questions, answers: _Answers) -> None:

@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 
 from shardkeep.errors import DeadlineError, RankFailedError, name_ranks
-from shardkeep.transfer.bounded_store import NoteStore, bounded
+from shardkeep.transfer.bounded_store import NoteStore, bounded, let_go
 
 _POLL_SECONDS = 0.1
 _WAIT_SECONDS = 0.005
@@ -160,6 +160,7 @@ class StoreStep:
             with suppress(RuntimeError):
                 self._say_over()
         self._leave(self._round)
+        let_go(self._store)
 
     def _say_over(self) -> None:
         if self._me == self._chair:

@@ -20,7 +20,7 @@ from shardkeep.errors import (
     failure_of_kind,
     name_ranks,
 )
-from shardkeep.transfer.bounded_store import NoteStore, bounded
+from shardkeep.transfer.bounded_store import NoteStore, bounded, let_go
 from shardkeep.transfer.clock import Clock
 
 _FIRST_PAUSE = 0.0002
@@ -312,6 +312,7 @@ class StoreCouncil:
         # With the Store, what was left in it is gone, too.
         with suppress(RuntimeError):
             self._leave(done=done)
+        let_go(self._store)
 
     def _leave(self, *, done: bool) -> None:
         if not self._has_seat():
