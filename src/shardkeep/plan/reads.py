@@ -104,7 +104,9 @@ def plan_reads(
             first = piece.chunk_start + next(iter(ranges))[0]
             reads.append(DirectRead(piece.target, first, first + ranges.run_nbytes))
         elif ranges.run_count:
-            wants.extend(_wants(piece, ranges, block_nbytes, window_nbytes))
+            # Gaps that a window bridges anyway need no part of their own.
+            gap_nbytes = max(2 * block_nbytes, max_gap_nbytes + 1)
+            wants.extend(_wants(piece, ranges, gap_nbytes, window_nbytes))
     wants.sort(key=lambda want: (want.start, want.stop))
     blocks = _Blocks(data_start, file_nbytes, block_nbytes)
     reads.extend(_windows(wants, blocks, window_nbytes, max_gap_nbytes))
@@ -122,11 +124,11 @@ def _whole(piece: Piece) -> DirectRead | _Want:
 
 
 def _wants(
-    piece: Piece, ranges: ByteRanges, block_nbytes: int, window_nbytes: int
+    piece: Piece, ranges: ByteRanges, gap_nbytes: int, window_nbytes: int
 ) -> Iterator[_Want]:
-    """The piece in parts whose spans fit a window, and which skip blocks that nobody wants."""
+    """The piece in parts whose spans fit a window, and which leave out gaps that are worth it."""
     strides = _strides(piece.chunk_shape, piece.itemsize)
-    sparse = _skips_blocks(piece, ranges, strides, block_nbytes)
+    sparse = _has_gaps(piece, ranges, strides, gap_nbytes)
     limit = ranges.run_nbytes if sparse else window_nbytes
     for part in _parts(piece.box, strides, piece.itemsize, limit):
         first, last = _span(part, strides, piece.itemsize)
@@ -139,10 +141,8 @@ def _wants(
         yield _Want(piece.chunk_start + first, piece.chunk_start + last, copy)
 
 
-def _skips_blocks(
-    piece: Piece, ranges: ByteRanges, strides: Sequence[int], block_nbytes: int
-) -> bool:
-    """Whether between two runs there are blocks that need not be read."""
+def _has_gaps(piece: Piece, ranges: ByteRanges, strides: Sequence[int], gap_nbytes: int) -> bool:
+    """Whether between two runs there are so many bytes, or more, that need not be read."""
     if ranges.run_count == 1:
         return False
     step = min(
@@ -150,7 +150,7 @@ def _skips_blocks(
         for stride, side in zip(strides, piece.box.shape, strict=True)
         if side > 1 and stride > ranges.run_nbytes
     )
-    return step - ranges.run_nbytes >= 2 * block_nbytes
+    return step - ranges.run_nbytes >= gap_nbytes
 
 
 def _parts(box: Box, strides: Sequence[int], itemsize: int, limit_nbytes: int) -> Iterator[Box]:

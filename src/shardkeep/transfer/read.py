@@ -179,7 +179,7 @@ def _copy(scratch: Array, window_start: int, copy: Copy, target: Array) -> None:
     place = target[(*copy.place.slices(), ...)]
     if not place.size:
         return
-    # Data starts at a multiple of 4096 and windows at a block: items lie aligned in the scratch.
+    # In our own files items lie aligned here; in those of others NumPy copes.
     items = np.ndarray(
         place.shape,
         target.dtype,
