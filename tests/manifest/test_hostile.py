@@ -111,7 +111,7 @@ def test_boxes_in_many_dims_are_rejected():
 
 
 def test_a_manifest_above_the_limit_is_not_even_hashed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("shardkeep.manifest.codec.MAX_MANIFEST_NBYTES", len(DATA) - 1)
+    monkeypatch.setattr("shardkeep.manifest.head.MAX_MANIFEST_NBYTES", len(DATA) - 1)
 
     assert MAX_MANIFEST_NBYTES == 2**27
     with pytest.raises(CorruptError, match=f"a manifest of {len(DATA)} bytes; expected at most"):
@@ -126,7 +126,7 @@ def test_a_manifest_above_the_limit_is_not_written(monkeypatch: pytest.MonkeyPat
 
 
 def test_more_files_than_the_limit_are_rejected(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("shardkeep.manifest.checks.MAX_FILES", 1)
+    monkeypatch.setattr("shardkeep.manifest.file_checks.MAX_FILES", 1)
 
     with pytest.raises(CorruptError, match="files: 2; expected at most 1"):
         decode_manifest(DATA, where="ckpt")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from typing import TypeVar
 
@@ -110,6 +109,8 @@ def with_fresh_stack(act: Callable[[], T]) -> T:
         return act()
     except RecursionError:
         pass
+    from concurrent.futures import ThreadPoolExecutor
+
     try:
         with ThreadPoolExecutor(1, "shardkeep-deep") as pool:
             return pool.submit(act).result()

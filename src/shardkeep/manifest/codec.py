@@ -6,11 +6,9 @@ parsed. What was parsed must be the one way to write it.
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
-from shardkeep.errors import CorruptError, InvalidError, VersionError
+from shardkeep.errors import CorruptError, InvalidError
 from shardkeep.manifest.canonical import (
     brief,
     check_density,
@@ -20,17 +18,10 @@ from shardkeep.manifest.canonical import (
 )
 from shardkeep.manifest.checks import check_manifest
 from shardkeep.manifest.digests import manifest_digest
+from shardkeep.manifest.head import AT_MOST, TAIL_NBYTES, VERSION, check_head
 from shardkeep.manifest.limits import MAX_MANIFEST_NBYTES
 from shardkeep.manifest.model import Manifest
 from shardkeep.manifest.wire import WireManifest, manifest_of, wire_of
-
-VERSION = 1
-"""The version that is written, and the newest that is read."""
-
-_AT_MOST = f"at most {MAX_MANIFEST_NBYTES}"
-_TAIL = re.compile(rb',"digest":"([0-9a-f]{32})"\}')
-_TAIL_NBYTES = 45
-_HEAD = re.compile(rb'\{"format":"([^"\\]{1,40})","version":([0-9]{1,9}),')
 
 _decoder = msgspec.json.Decoder(WireManifest)
 
@@ -53,49 +44,16 @@ def decode_manifest(data: bytes, *, where: str) -> Manifest:
         raise CorruptError(f"{where}: {brief(error)}") from error
 
 
-def check_head(data: bytes, where: str) -> None:
-    """Raise unless `data` has its digest and is of a version that is read here."""
-    _check_digest(data)
-    check_version(_HEAD, data, where)
-
-
-def check_version(head: re.Pattern[bytes], data: bytes, where: str) -> None:
-    """Raise unless `data` starts as `head` says, with a version that is read here."""
-    match = head.match(data)
-    if match is None or match[1] != b"shardkeep":
-        raise CorruptError("this is not a file of the format 'shardkeep'")
-    version = int(match[2])
-    if version != VERSION:
-        raise VersionError(
-            f"{where}: written in format version {version}; this shardkeep reads version "
-            f"{VERSION} only. Use a newer shardkeep"
-        )
-
-
-def _check_digest(data: bytes) -> None:
-    if len(data) > MAX_MANIFEST_NBYTES:
-        raise CorruptError(f"a manifest of {len(data)} bytes; expected {_AT_MOST}")
-    match = _TAIL.fullmatch(data, max(0, len(data) - _TAIL_NBYTES))
-    if match is None:
-        raise CorruptError("the manifest does not end in its digest: it was cut off, or damaged")
-    found = manifest_digest(memoryview(data)[:-_TAIL_NBYTES])
-    if found.encode() != match[1]:
-        raise CorruptError(
-            f"the digest does not match: expected {match[1].decode()}, found {found}; "
-            "the manifest is damaged"
-        )
-
-
 def _encode(manifest: Manifest) -> bytes:
     check_manifest(manifest)
     data = encode_json(wire_of(manifest, version=VERSION))
     if len(data) > MAX_MANIFEST_NBYTES:
         raise InvalidError(
-            f"a manifest of {len(data)} bytes; the format allows {_AT_MOST}. Large values can be "
+            f"a manifest of {len(data)} bytes; the format allows {AT_MOST}. Large values can be "
             "kept as tensors of bytes"
         )
     check_density(data)
-    body = memoryview(data)[:-_TAIL_NBYTES]
+    body = memoryview(data)[:-TAIL_NBYTES]
     return b'%b,"digest":"%b"}' % (body, manifest_digest(body).encode())
 
 

@@ -16,11 +16,11 @@ import msgspec
 from shardkeep.boxes import Box
 from shardkeep.errors import CorruptError, InvalidError
 from shardkeep.manifest.canonical import brief, check_density, decode_json, with_fresh_stack
-from shardkeep.manifest.codec import check_version
 from shardkeep.manifest.digests import Digests, header_digest
 from shardkeep.manifest.dtypes import storage_entry
 from shardkeep.manifest.entries import StoredEntry, WireEntry, stored_entries
 from shardkeep.manifest.files import FileRecord
+from shardkeep.manifest.head import check_version
 from shardkeep.manifest.limits import (
     FREE_ENTRIES,
     MAX_BLOCK_NBYTES,

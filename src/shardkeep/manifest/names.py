@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from shardkeep.boxes import Box
 from shardkeep.errors import InvalidError
 from shardkeep.manifest.limits import MAX_NUMBER, MAX_RANKS
 from shardkeep.manifest.plain_json import shown
+
+if TYPE_CHECKING:
+    from shardkeep.boxes import Box
 
 MANIFEST_NAME = "manifest.json"
 """The file whose appearance commits the checkpoint."""
@@ -107,6 +109,7 @@ def parse_lock_name(name: str) -> str | None:
 def chunk_name(key: str, box: Box, shape: Sequence[int]) -> str:
     """The name of the chunk that holds `box` of the tensor `key`.
 
+    >>> from shardkeep.boxes import Box
     >>> chunk_name("wq", Box((0, 0), (4, 8)), (4, 8)), chunk_name("wq", Box((2, 0), (4, 8)), (4, 8))
     ('wq', 'wq@[2:4,0:8]')
     >>> chunk_name("a@[0]", Box((0,), (4,)), (4,))
@@ -128,6 +131,8 @@ def parse_chunk_name(name: str) -> tuple[str, Box | None]:
         return name, None
     if name == "__metadata__":
         raise InvalidError("no chunk is called '__metadata__'")
+    from shardkeep.boxes import Box
+
     key, _, box = name.rpartition("@[")
     return key, Box.parse(f"[{box}")
 

@@ -13,12 +13,12 @@ import msgspec
 
 from shardkeep.errors import CorruptError, InvalidError
 from shardkeep.manifest.canonical import brief, check_density, with_fresh_stack
-from shardkeep.manifest.checks import check_files
-from shardkeep.manifest.codec import check_head
+from shardkeep.manifest.file_checks import check_files
 from shardkeep.manifest.files import FileTable
+from shardkeep.manifest.head import check_head
 from shardkeep.manifest.names import file_name
 from shardkeep.manifest.plain_json import Json
-from shardkeep.manifest.wire import WireFiles, files_of
+from shardkeep.manifest.wire_files import WireFiles, files_of
 
 
 class _WireSummary(msgspec.Struct):

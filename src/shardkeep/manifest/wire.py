@@ -12,23 +12,13 @@ import msgspec
 
 from shardkeep.boxes import Box
 from shardkeep.errors import CorruptError
-from shardkeep.manifest.digests import Digests
 from shardkeep.manifest.files import FileTable
 from shardkeep.manifest.grids import BoxGrid, ChunkGrid, SplitGrid
-from shardkeep.manifest.limits import MAX_CELLS, MAX_FILES
+from shardkeep.manifest.limits import MAX_CELLS
 from shardkeep.manifest.model import Manifest, TensorRecord
-from shardkeep.manifest.runs import Run, Runs, decode_runs
+from shardkeep.manifest.runs import Run
 from shardkeep.manifest.tree_codec import decode_tree, encode_tree
-
-
-class WireFiles(msgspec.Struct, forbid_unknown_fields=True):
-    """The data files as columns."""
-
-    rank: Sequence[Run]
-    number: Sequence[Run]
-    nbytes: Sequence[Run]
-    header_nbytes: Sequence[Run]
-    header_digests: str
+from shardkeep.manifest.wire_files import WireFiles, files_of, runs_of
 
 
 class WireGrid(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -106,28 +96,10 @@ def _wire_files(files: FileTable) -> WireFiles:
 
 
 def _grid(wire: WireGrid, what: str) -> ChunkGrid:
-    files = _runs(wire.files, f"{what}.files", MAX_CELLS)
+    files = runs_of(wire.files, f"{what}.files", MAX_CELLS)
     splits, boxes, unset = wire.splits, wire.boxes, msgspec.UnsetType
     if isinstance(boxes, unset) and not isinstance(splits, unset):
         return SplitGrid(splits, files)
     if isinstance(splits, unset) and not isinstance(boxes, unset):
         return BoxGrid(tuple([Box(start, stop) for start, stop in boxes]), files)
     raise CorruptError(f"{what}: a grid has either splits or boxes")
-
-
-def files_of(wire: WireFiles) -> FileTable:
-    """The table that the columns stand for."""
-    return FileTable(
-        _runs(wire.rank, "files.rank", MAX_FILES),
-        _runs(wire.number, "files.number", MAX_FILES),
-        _runs(wire.nbytes, "files.nbytes", MAX_FILES),
-        _runs(wire.header_nbytes, "files.header_nbytes", MAX_FILES),
-        Digests.from_hex(wire.header_digests),
-    )
-
-
-def _runs(data: Sequence[Run], what: str, limit: int) -> Runs:
-    try:
-        return decode_runs(data, limit=limit)
-    except CorruptError as error:
-        raise CorruptError(f"{what}: {error}") from None
