@@ -9,11 +9,13 @@ from torture.crash_replay import CrashReplay
 from torture.damage import Damage
 from torture.faults import Faults
 from torture.hangs import Hangs
+from torture.hostile import Hostile
 from torture.killed_runs import KilledRuns
 from torture.kills import Kills
 from torture.power_loss import PowerLoss
 from torture.savers import Savers
 from torture.simulation import Simulation
+from torture.state_machine import StateMachine
 from torture.syscalls import Syscalls
 
 CAMPAIGNS: Sequence[Campaign] = (
@@ -25,6 +27,8 @@ CAMPAIGNS: Sequence[Campaign] = (
     Faults(),
     Hangs(),
     Damage(),
+    Hostile(),
     Savers(),
     Simulation(),
+    StateMachine(),
 )

@@ -22,8 +22,8 @@ from torture.campaign import Say, Scale, Tally, replay
 
 READER = "torture.hostile_reader"
 
-_FEW_NBYTES = 16 * 2**20
-"""What reading anything may take: threads, buffers, first uses."""
+_FEW_NBYTES = 24 * 2**20
+"""What reading anything may take: two buffers of 8 MiB, threads, first uses."""
 _LONGEST_TEXT = 3000
 _SECONDS = 600
 
@@ -145,6 +145,8 @@ def _refused(attack: Attack, act: str, outcome: Sequence[str]) -> Iterator[str]:
             yield f"{act} refused what is harmless: {': '.join(outcome)}"
     elif not outcome:
         yield f"{act} accepted it"
-    elif outcome[0] != attack.error or not re.search(attack.words, outcome[1], re.DOTALL):
+    elif outcome[0] not in attack.error.split("|") or not re.search(
+        attack.words, outcome[1], re.DOTALL
+    ):
         expected = f"{attack.error} with {attack.words!r}"
         yield f"{act} raised {': '.join(outcome)[:300]}; expected {expected}"

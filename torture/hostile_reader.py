@@ -191,6 +191,8 @@ def main(root: Path) -> None:
             outcomes(path, dest)
     limit = _status("VmSize") + _ROOM_NBYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    # What was imported is not looked through again and again.
+    gc.freeze()
     readings = {name: Reading(name) for name in paths}
     for name, path in paths.items():
         one = readings[name]

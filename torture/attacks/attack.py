@@ -23,7 +23,7 @@ class Attack:
     name: str
     """Its format, then what is done: `own/escape`."""
     error: str
-    """The class that refuses it; HARMLESS if it is only to be read as what it is."""
+    """The class that refuses it, or several as `A|B`; HARMLESS if it is to be read as it is."""
     words: str
     """A pattern that the error's text holds: the right reason."""
     make: Make

@@ -86,8 +86,8 @@ LAUGHS = pickled(
 )
 """Lists of ten times the same list, thirty deep: small as a pickle, endless for who walks it."""
 
-DEEP = pickled(b"]" * 200_000 + b"a" * 199_999)
-DEEP_TUPLES = pickled(b")" + b"\x85" * 200_000)
+DEEP = pickled(b"]" * 50_000 + b"a" * 49_999)
+DEEP_TUPLES = pickled(b")" + b"\x85" * 50_000)
 LONG_TEXT = b"\x80\x02X\xff\xff\xff\xff."
 LONG_FRAME = b"\x80\x04\x95" + b"\xff" * 8 + b"N."
 LONG_NUMBER = b"\x80\x02\x8b\xff\xff\xff\x7f."

@@ -11,8 +11,9 @@ import io
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from shardkeep.translate.dcp_metadata import (
 )
 from shardkeep.translate.dcp_tree import build_tree
 from shardkeep.translate.foreign import ForeignChunk, ForeignTensor, open_foreign
+from shardkeep.translate.plain_values import check_archive, check_loaded
 from shardkeep.translate.torch_archive import Archive, TensorBytes
 
 METADATA_FILE = ".metadata"
@@ -99,11 +101,19 @@ def _opened(files: DcpFiles, metadata: DcpMetadata, values: bool) -> Opened:
 
 
 def _require_whole(files: DcpFiles, metadata: DcpMetadata) -> None:
-    """Every file is there and as long as the metadata say."""
-    ends: dict[str, tuple[int, str]] = {}
-    items = [(key, item) for key, tensor in metadata.tensors.items() for _, item in tensor.chunks]
-    for key, item in [*items, *metadata.objects.items()]:
-        ends[item.file] = max(ends.get(item.file, (0, "")), (item.offset + item.nbytes, key))
+    """Every file is there and as long as the metadata say, and every byte is claimed once.
+
+    So what all tensors take together is no more than what lies in the files.
+    """
+    placed = [(item.file, item.offset, item.nbytes, key) for key, item in _items(files, metadata)]
+    placed.sort()
+    for (name, start, nbytes, key), (following, place, _, other) in pairwise(placed):
+        if name == following and place < start + nbytes:
+            raise CorruptError(
+                f"{files.location}/{name}: {key!r} and {other!r} share the bytes from {place} on; "
+                "no save writes such a file: take another copy"
+            )
+    ends = {name: (start + nbytes, key) for name, start, nbytes, key in placed}
     for name, (end, key) in ends.items():
         try:
             nbytes = files.size(name)
@@ -116,6 +126,19 @@ def _require_whole(files: DcpFiles, metadata: DcpMetadata) -> None:
                 f"{files.location}/{name} has {nbytes} bytes, but {key!r} ends at {end}: the file "
                 "was cut off; take another copy"
             )
+
+
+def _items(files: DcpFiles, metadata: DcpMetadata) -> Iterator[tuple[str, Item]]:
+    for key, tensor in metadata.tensors.items():
+        size = itemsize(tensor.dtype)
+        for box, item in tensor.chunks:
+            if box.numel * size > item.nbytes:
+                raise CorruptError(
+                    f"{files.location}/{METADATA_FILE} lists {item.nbytes} bytes for {box} of "
+                    f"{key!r}, which takes {box.numel * size}; take another copy"
+                )
+            yield key, item
+    yield from metadata.objects.items()
 
 
 class DcpFiles:
@@ -343,10 +366,14 @@ class _Values:
         if item.nbytes > _MAX_VALUE_NBYTES:
             raise UnsupportedError(f"{where} is a value of {item.nbytes} bytes; load it with DCP")
         data = self._files.read(item.file, item.offset, item.nbytes)
+        archive = Archive(lambda start, nbytes: data[start : start + nbytes], len(data), where)
+        check_archive(archive, where=where)
         try:
-            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         except Exception as error:
             raise unreadable(where, error) from None
+        check_loaded(value, len(data), where=where)
+        return value
 
     def _keep(self, key: str, value: Any) -> None:
         from shardkeep.state.keeping import keep_state

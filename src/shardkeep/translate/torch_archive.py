@@ -28,7 +28,9 @@ _MAX_DIRECTORY_NBYTES = 2**24
 _MAX_PICKLE_NBYTES = 2**20
 _STEP_NBYTES = 2**22
 _END, _END64, _LOCATOR64 = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
-_LISTED, _LOCAL = b"PK\x01\x02", b"PK\x03\x04"
+_LISTED = b"PK\x01\x02"
+LOCAL = b"PK\x03\x04"
+"""What an archive starts with."""
 _MANY16, _MANY32 = 0xFFFF, 0xFFFFFFFF
 
 
@@ -100,7 +102,7 @@ class Archive:
         )
 
     def _directory(self) -> dict[str, Member]:
-        if not self._head.startswith(_LOCAL):
+        if not self._head.startswith(LOCAL):
             raise UnsupportedError(
                 f"{self._where} is no ZIP archive, as torch.save writes them since 1.6: it was "
                 "written by an older torch, or in another serialization format"
@@ -167,12 +169,20 @@ class Archive:
             raise self._corrupt(f"it lacks the entry {name!r}")
         member = self.members[name]
         local = self._bytes(member.header, 30)
-        if local[:4] != _LOCAL:
+        if local[:4] != LOCAL:
             raise self._corrupt(f"its entry {name!r} is not where the directory says")
         start = member.header + 30 + sum(struct.unpack("<HH", local[26:30]))
         if start + member.nbytes > self._nbytes:
             raise self._corrupt(f"its entry {name!r} was cut off")
         return start, start + member.nbytes
+
+    def require_apart(self) -> None:
+        """Raise CorruptError if entries share bytes: these would be taken once for each of them."""
+        stop, last = 0, ""
+        for start, end, name in sorted((*self.place(name), name) for name in self.members):
+            if start < stop:
+                raise self._corrupt(f"its entries {last!r} and {name!r:.100} overlap")
+            stop, last = end, name
 
     def content(self, name: str, *, max_nbytes: int) -> bytes:
         """A small entry, whole, checked."""

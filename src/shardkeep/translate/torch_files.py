@@ -20,6 +20,8 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from mmap import PROT_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ import numpy as np
 import torch
 from torch import _utils
 
-from shardkeep.errors import CorruptError, NotFoundError, ShardkeepError
+from shardkeep.errors import CorruptError, NotFoundError, ShardkeepError, UnsupportedError
 from shardkeep.manifest import (
     ArrayNode,
     DictNode,
@@ -45,11 +47,14 @@ from shardkeep.transfer.progress import Meter
 from shardkeep.translate.choosing import Rename
 from shardkeep.translate.dcp_reading import unreadable
 from shardkeep.translate.export_target import require_free, require_space, staged
+from shardkeep.translate.plain_values import check_archive, check_loaded, check_pickled
 from shardkeep.translate.safetensors_writing import ExportReport
 from shardkeep.translate.state_export import PieceReader, piece_nbytes, select_state, tied_names
-from shardkeep.translate.torch_archive import Archive
+from shardkeep.translate.torch_archive import LOCAL, Archive
 
 _ROOT = "archive"
+# The number that files of torch before 1.6 start with, pickled.
+_OLD_HEAD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _ALIGNMENT = 64
 # An entry's line in the directory, its header and padding.
 _ENTRY_NBYTES = 512
@@ -59,22 +64,39 @@ def load_torch(path: Path) -> Any:
     """The value in a file of torch.save, its tensors mapped; nothing of the file is run."""
     if not path.is_file():
         raise NotFoundError(f"{path} is no file; check the path")
+    is_archive = _check(path)
     try:
-        return _load(path, mmap=True)
-    except RuntimeError as error:
-        if "mmap can only be used" not in str(error):
-            raise unreadable(str(path), error) from None
+        # Files of torch before 1.6 are no archives, and cannot be mapped.
+        value = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except Exception as error:
         raise unreadable(str(path), error) from None
-    try:
-        # Files of torch before 1.6 cannot be mapped.
-        return _load(path, mmap=False)
-    except Exception as error:
-        raise unreadable(str(path), error) from None
+    check_loaded(value, path.stat().st_size, where=str(path))
+    return value
 
 
-def _load(path: Path, *, mmap: bool) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+def _check(path: Path) -> bool:
+    """Whether the file is an archive; raises if loading it would take more than its length."""
+    where, nbytes = str(path), path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(len(_OLD_HEAD))
+        # Just as torch tells them apart: whatever it takes for an archive must be looked at.
+        if head.startswith(LOCAL):
+            read = partial(_read_at, file.fileno())
+            check_archive(Archive(read, nbytes, where), where=where)
+            return True
+        # Anything else might be a TAR archive to torch, which unpacks it into a folder.
+        if head != _OLD_HEAD:
+            raise UnsupportedError(
+                f"{where} is no file that torch.save has written since torch 0.1.10; nothing was "
+                "run. Load it where you trust it, and save it anew"
+            )
+        with mmap(file.fileno(), 0, prot=PROT_READ) as pages:
+            check_pickled(pages, where=where)
+        return False
+
+
+def _read_at(fd: int, start: int, nbytes: int) -> bytes:
+    return os.pread(fd, nbytes, start)
 
 
 def damage_of_torch(path: Path, meter: Meter) -> list[str]:
