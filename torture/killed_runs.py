@@ -226,7 +226,7 @@ class _Rounds:
         steps = run.steps()
         for step in steps:
             self._require_whole(run, step)
-        assert run.latest() == steps[-1]
+        assert run.latest() == steps[-1], f"{run.latest()} is the newest of {steps}"
         assert done <= steps[-1] <= begun, f"found {steps}, finished {done}, begun {begun}"
         # One more may be committed, whose save was killed before the removal of the oldest.
         assert steps == list(range(steps[0], steps[-1] + 1)), f"a hole in {steps}"

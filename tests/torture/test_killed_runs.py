@@ -1,7 +1,9 @@
-from pathlib import Path
+import os
+import time
 from unittest.mock import patch
 
-from shardkeep.storage.shelf import LocalShelf
+from shardkeep.storage import local_commit
+from shardkeep.storage.folder import Folder
 from torture.killed_runs import KilledRuns
 
 
@@ -15,12 +17,16 @@ def test_a_run_that_is_killed_goes_on_from_its_newest_checkpoint() -> None:
     }  # fmt: skip
 
 
-def _remove_in_place(self: LocalShelf, name: str) -> None:
-    for path in sorted(Path(self.path(name)).iterdir()):
-        path.unlink()
-    self.path(name).rmdir()
+def _put_in_place(folder: Folder, key: str, data: bytes, *, lock_timeout: float) -> bool:
+    """As if a manifest was written where it is read."""
+    fd = folder.create(key)
+    os.write(fd, data[:100])
+    time.sleep(0.01)
+    os.write(fd, data[100:])
+    os.close(fd)
+    return True
 
 
-def test_a_removal_that_does_not_take_the_name_first_is_found_out() -> None:
-    with patch.object(LocalShelf, "remove", _remove_in_place):
+def test_a_manifest_that_is_written_in_its_place_is_found_out() -> None:
+    with patch.object(local_commit, "put_if_absent", _put_in_place):
         assert KilledRuns().run("short", 1, print).violations
