@@ -212,7 +212,7 @@ class _Company:
             try:
                 save(plan, writer, self._base, self.board)
             except sk.ShardkeepError as error:
-                said = f"writer {writer}: {type(error).__name__}: {error}"
+                said = f"writer {writer}: {type(error).__name__}: {error}\n"
                 os.write(self._log, said.encode())
             self._meeting.wait(_PATIENCE)
 
