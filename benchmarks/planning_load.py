@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -48,6 +49,11 @@ class HeadersOnly:
 
     def size(self, key: str) -> int:
         return self.sizes[key]
+
+    def read_into(self, key: str, offset: int, buffers: Sequence[Any]) -> None:
+        raise AssertionError("no data are read")
+
+    def close(self) -> None: ...
 
 
 @lru_cache(1)

@@ -380,6 +380,6 @@ class _Save:
             a, b = ranks
             details = [msgspec.json.decode(notes[rank], type=dict[str, int]) for rank in (a, b)]
             raise divergence_error((a, b), details)
-        # The chair fails, and this is where the others hear it. Not by the name under which only two
-        # report: whoever waits in vain would blame all the others for having said nothing.
+        # The chair fails, and this is where the others hear it. Not by the name under which only
+        # two report: whoever waits in vain would blame all the others for having said nothing.
         self.council.hear("explained")
