@@ -22,9 +22,9 @@ _HEAD = """# Attacks
 
 Folders and files that were made to do harm, with the error that must refuse each of them and a
 pattern of the reason that it gives. They are made anew by `torture/attacks/` for each run: some
-hold pipes, devices or holes of a terabyte, which no repository keeps. `python -m torture hostile` reads
-all of them, `python -m torture hostile --case NAME` one; `python -m torture.attacks` writes this
-list.
+hold pipes, devices or holes of a terabyte, which no repository keeps. `python -m torture hostile`
+reads all of them, `python -m torture hostile --case NAME` one; `python -m torture.attacks` writes
+this list.
 
 Where no error stands, what is planted must stay what it is: a text or a file that nobody runs.
 """
