@@ -226,6 +226,27 @@ def test_two_ranks_import_together(tmp_path, checkpoints, capsys):
 
 @pytest.mark.distributed
 @pytest.mark.xdist_group("distributed")
+def test_two_ranks_export_the_files_of_one(tmp_path, checkpoints, capsys):
+    a, _ = checkpoints
+    options = ("--to", "hf", "--max-shard-size", "1KB")
+    done = by_two("export", a, tmp_path / "two", *options)
+    assert done.returncode == 0, done.stderr
+    assert run(capsys, "export", a, tmp_path / "one", *options)[0] == 0
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert len(names) > 2
+    assert sorted(path.name for path in (tmp_path / "two").iterdir()) == names
+    assert all(
+        (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+        for name in names
+    )
+    again = by_two("export", a, tmp_path / "two", *options)
+    assert again.returncode != 0
+    assert again.stderr.count("shardkeep: ") == 1
+    assert "holds the weights of a model already" in again.stderr
+
+
+@pytest.mark.distributed
+@pytest.mark.xdist_group("distributed")
 def test_a_mistake_is_told_once(tmp_path):
     done = by_two("verify", tmp_path / "nothing")
     assert done.returncode != 0

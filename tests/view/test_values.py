@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import shardkeep as sk
+from shardkeep.transfer.team import Team
 from shardkeep.view import comparing, values
 from shardkeep.view.comparing import all_stats, difference
 from shardkeep.view.opening import opened_checkpoint
 from shardkeep.view.pieces import plan_batches
-from shardkeep.view.sharing import Team
 from shardkeep.view.small_floats import FLOAT8_VALUES
 from shardkeep.view.values import Change, Stats
 

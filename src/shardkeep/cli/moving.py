@@ -96,6 +96,7 @@ def export_(
         Print JSON, for programs.
     """
     from shardkeep.transfer.progress import Meter
+    from shardkeep.transfer.team import Team
     from shardkeep.translate.exporting import export
     from shardkeep.view.opening import opened_checkpoint
     from shardkeep.view.pieces import core_count
@@ -107,7 +108,7 @@ def export_(
     def act() -> Any:
         with (
             opened_checkpoint(checkpoint, values=to in ("dcp", "torch")) as opened,
-            Meter("exporting", None, show=True) as meter,
+            Meter("exporting", None, show=team.leads) as meter,
         ):
             return export(
                 opened,
@@ -123,9 +124,14 @@ def export_(
                 threads=core_count(),
                 force=force,
                 verify=not no_verify,
+                team=team if is_shared else Team(),
             )
 
-    found: Any = team.together("export", lambda: act() if team.leads else None)
+    # The files of hf are shared; the other formats are one process's work.
+    is_shared = to == "hf"
+    found: Any = (
+        act() if is_shared else team.together("export", lambda: act() if team.leads else None)
+    )
     if not team.leads:
         return 0
     return print_json(asdict(found)) if json else _print_export(found, verified=not no_verify)

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from shardkeep.view.sharing import Team
+    from shardkeep.transfer.team import Team
 
 SHARED = ("show", "verify", "diff", "export", "import")
 """The commands whose work ranks share; of the others rank 0 alone does it."""
@@ -42,8 +42,8 @@ def launch() -> Launch:
 
 def this_team() -> Team:
     """The processes that share this command's work."""
+    from shardkeep.transfer.team import join_team
     from shardkeep.view.pieces import core_count
-    from shardkeep.view.sharing import join_team
 
     threads = max(1, core_count() // _launch.on_this_host)
     return join_team(_launch.rank, _launch.size, threads)

@@ -60,15 +60,22 @@ def require_space(dest: Path, nbytes: int) -> None:
         )
 
 
+def hidden_place(dest: Path, *, is_file: bool) -> Path:
+    """Where an export to `dest` grows: a fresh name beside it, or inside of a folder."""
+    home = dest if not is_file and dest.is_dir() else dest.absolute().parent
+    return home / f".{dest.name}-export-{secrets.token_hex(8)}"
+
+
 @contextmanager
-def staged(dest: Path, *, is_file: bool, force: bool) -> Generator[LocalStorage]:
+def staged(
+    dest: Path, *, is_file: bool, force: bool, hidden: Path | None = None
+) -> Generator[LocalStorage]:
     """A storage for files that appear at `dest` when all went well, else nowhere.
 
     A folder that is there already keeps what is no weights, such as config.json.
     """
     is_inside = not is_file and dest.is_dir()
-    home = dest if is_inside else dest.absolute().parent
-    hidden = home / f".{dest.name}-export-{secrets.token_hex(8)}"
+    hidden = hidden or hidden_place(dest, is_file=is_file)
     storage = LocalStorage(hidden, create=True)
     try:
         yield storage

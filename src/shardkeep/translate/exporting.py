@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from shardkeep.errors import InvalidError
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
+from shardkeep.transfer.team import ALONE, Team
 from shardkeep.translate.export_plan import Rename
 from shardkeep.translate.safetensors_writing import ExportReport, export_safetensors
 
@@ -30,6 +31,7 @@ def export(
     threads: int = 2,
     force: bool = False,
     verify: bool = True,
+    team: Team = ALONE,
 ) -> ExportReport:
     """Write what a checkpoint holds to `dest` in another format; a report of what was written.
 
@@ -37,7 +39,8 @@ def export(
     torch.distributed.checkpoint, `torch` one file of torch.save. `keys` are glob patterns of the
     checkpoint's dotted names. `prefix` takes what lies below a name, without that name: "model."
     makes a model's weights of a training state. `rename` is given each name that is left; None
-    drops it. `dtype` casts floats. Nothing appears at `dest` before all of it is there.
+    drops it. `dtype` casts floats. Nothing appears at `dest` before all of it is there. A team
+    shares the files of `hf`; the other formats take one process.
     """
     if to not in get_args(ExportFormat):
         raise InvalidError(f"there is no format {to!r}; take {', '.join(get_args(ExportFormat))}")
@@ -66,5 +69,6 @@ def export(
         dest,
         single_file=to == "safetensors",
         max_shard_nbytes=max_shard_nbytes,
+        team=team,
         **options,
     )

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from shardkeep.transfer.load import BIT_DTYPES, WINDOW_NBYTES, Want, fill
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.read import Array
+from shardkeep.transfer.team import ALONE, Team
 from shardkeep.translate.casting import cast_bits
 from shardkeep.translate.export_plan import (
     Batch,
@@ -39,6 +41,7 @@ from shardkeep.translate.export_plan import (
     select_tensors,
 )
 from shardkeep.translate.export_target import (
+    hidden_place,
     require_ending,
     require_free,
     require_space,
@@ -87,10 +90,12 @@ def export_safetensors(
     force: bool,
     verify: bool,
     meter: Meter,
+    team: Team = ALONE,
 ) -> ExportReport:
     """Write tensors of a checkpoint as `dest`: one file, or a folder as transformers has it.
 
-    All that can be known to go wrong is found before the first byte is written.
+    All that can be known to go wrong is found before the first byte is written. A team shares the
+    files; rank 0 puts them in their place when all are written.
     """
     started = time.perf_counter()
     selection = select_tensors(
@@ -99,20 +104,40 @@ def export_safetensors(
     files = _files(selection, dest if single_file else None, max_shard_nbytes)
     is_cast = any(tensor.is_cast for tensor in selection.tensors)
     budget = plan_memory(max_memory_nbytes, threads, is_cast=is_cast)
-    require_free(dest, is_file=single_file, force=force)
-    require_space(dest, sum(file.nbytes for file in files))
-    with staged(dest, is_file=single_file, force=force) as storage:
-        copier = _Copier(source, storage, budget, meter)
-        copier.run(files, verify=verify)
-        if len(files) > 1:
-            _write_index(storage, files, selection)
+    nbytes = [file.nbytes for file in files]
+
+    def look() -> None:
+        require_free(dest, is_file=single_file, force=force)
+        require_space(dest, sum(nbytes))
+
+    team.together("export (plan)", look)
+    place = team.tell("export (place)", str(hidden_place(dest, is_file=single_file)))
+    with ExitStack() as stack:
+
+        def write() -> list[str]:
+            target = (
+                staged(dest, is_file=single_file, force=force, hidden=Path(place))
+                if team.leads
+                else LocalStorage(place, create=True)
+            )
+            storage = stack.enter_context(target)
+            copier = _Copier(source, storage, budget, meter)
+            copier.run(team.share(files, nbytes), verify=verify)
+            if len(files) > 1 and team.leads:
+                _write_index(storage, files, selection)
+            storage.sync()
+            return sorted(copier.overflowed)
+
+        overflowed = team.gather("export (write)", write, list[str]) or []
+        # On rank 0 this is where it appears.
+        team.together("export (publish)", stack.pop_all().close)
     return ExportReport(
         str(dest),
         tuple(file.name for file in files),
         len(selection.tensors),
         sum(file.nbytes for file in files),
         tuple(tensor.name for tensor in selection.tensors if tensor.is_cast),
-        tuple(sorted(copier.overflowed)),
+        tuple(sorted(name for names in overflowed for name in names)),
         dict(selection.tied),
         selection.skipped,
         time.perf_counter() - started,

@@ -9,9 +9,9 @@ from functools import partial
 from shardkeep.errors import NotFoundError
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
+from shardkeep.transfer.team import Team
 from shardkeep.view.keys import keys_of
 from shardkeep.view.pieces import Batch, PieceReader, plan_batches, run_all
-from shardkeep.view.sharing import Team
 from shardkeep.view.values import Change, Stats
 
 StatsByKey = dict[str, Stats]

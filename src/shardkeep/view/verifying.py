@@ -15,9 +15,9 @@ from shardkeep.transfer.open_manifest import Chunks
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.read import FileReads, OpenFile, Reader
+from shardkeep.transfer.team import Team
 from shardkeep.view.opening import checks_of
 from shardkeep.view.pieces import run_all
-from shardkeep.view.sharing import Team
 
 _WINDOW_NBYTES = 8 * 2**20
 

@@ -77,6 +77,22 @@ class Team:
         self.gather(what, lambda: len([kept.append(act())]), int)
         return kept[0]
 
+    def tell(self, what: str, text: str) -> str:
+        """Rank 0's text, on all ranks."""
+        if self.size == 1:
+            return text
+        from shardkeep.transfer.groups import council_of
+
+        council = council_of(None, act=what, timeout=_TIMEOUT)
+        if self.leads:
+            council.announce(what, text.encode())
+        heard = council.hear(what).decode()
+        council.leave(done=True)
+        return heard
+
+
+ALONE = Team()
+
 
 def join_team(rank: int, size: int, threads: int) -> Team:
     """The team that torchrun started; imports torch only if there is more than one."""
