@@ -8,6 +8,7 @@ from torture.campaign import Campaign
 from torture.crash_replay import CrashReplay
 from torture.damage import Damage
 from torture.faults import Faults
+from torture.fuzzing import Fuzzing
 from torture.hangs import Hangs
 from torture.hostile import Hostile
 from torture.killed_runs import KilledRuns
@@ -28,6 +29,7 @@ CAMPAIGNS: Sequence[Campaign] = (
     Hangs(),
     Damage(),
     Hostile(),
+    Fuzzing(),
     Savers(),
     Simulation(),
     StateMachine(),
