@@ -16,6 +16,7 @@ from torture.kills import Kills
 from torture.power_loss import PowerLoss
 from torture.savers import Savers
 from torture.simulation import Simulation
+from torture.soak import Soak
 from torture.state_machine import StateMachine
 from torture.syscalls import Syscalls
 
@@ -33,4 +34,5 @@ CAMPAIGNS: Sequence[Campaign] = (
     Savers(),
     Simulation(),
     StateMachine(),
+    Soak(),
 )
