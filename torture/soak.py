@@ -33,6 +33,7 @@ _TIMEOUT = 10.0
 _START_SECONDS = 60.0
 _SAMPLES = 60
 """How often a life is looked at, at least; thirds of fewer mean nothing."""
+_MIN_SAVES = 40
 _LIVES: Mapping[Scale, Sequence[float]] = {"short": (2.0, 3.0), "long": ()}
 _LONG_SECONDS, _LAST_LIFE_SECONDS = 1200.0, 360.0
 
@@ -112,7 +113,8 @@ class Soak:
         ]
         try:
             started = _await_saves(board, log)
-            _watch(life, pids, store, root, seconds if started else 0)
+            if started:
+                _watch(life, pids, store, root, board, seconds)
         finally:
             # Some at once; the others must find out by themselves, and end with an error.
             kill(dice.sample(pids, dice.randint(1, RANKS)))
@@ -179,13 +181,18 @@ def _await_saves(board: mmap.mmap, log: int) -> bool:
     return time.monotonic() < deadline
 
 
-def _watch(life: Life, pids: Sequence[int], store: Any, root: Path, seconds: float) -> None:
+def _watch(
+    life: Life, pids: Sequence[int], store: Any, root: Path, board: mmap.mmap, seconds: float
+) -> None:
+    """Look at the processes for so long, and until they have saved often enough to tell."""
     pause = max(0.02, min(1.0, seconds / _SAMPLES / 2))
     for quantity in ("memory", "open files", "threads"):
         life.rows[quantity] = [[] for _ in pids]
     life.rows["keys"], life.rows["disk"] = [[]], [[]]
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    start, before = time.monotonic(), min(_counts(board))
+    while (passed := time.monotonic() - start) < seconds + _START_SECONDS:
+        if passed > seconds and min(_counts(board)) - before >= _MIN_SAVES:
+            break
         for at, pid in enumerate(pids):
             found = _look_at(pid)
             for quantity, value in found.items():
