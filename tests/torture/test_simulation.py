@@ -99,9 +99,9 @@ def overlooks_a_checkpoint_that_was_put_meanwhile() -> Any:
 
 @contextmanager
 def removes_the_old_files_first() -> Generator[None]:
-    def hasty(self: _Save, agreement: Any) -> None:
+    def hasty(self: _Save, agreement: Any) -> Any:
         self._remove_replaced()
-        chair_commit(self, agreement)
+        return chair_commit(self, agreement)
 
     chair_commit = _Save._chair_commit
     with ExitStack() as stack:

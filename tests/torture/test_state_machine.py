@@ -55,9 +55,9 @@ def saves_the_live_state_in_background() -> Any:
 def removes_the_old_files_before_the_commit() -> Any:
     chair_commit = _Save._chair_commit
 
-    def hasty(self: _Save, agreement: Any) -> None:
+    def hasty(self: _Save, agreement: Any) -> Any:
         self._remove_replaced()
-        chair_commit(self, agreement)
+        return chair_commit(self, agreement)
 
     return patch.object(_Save, "_chair_commit", hasty)
 

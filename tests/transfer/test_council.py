@@ -106,3 +106,21 @@ def test_a_chair_that_waits_for_views_may_say_who_is_late() -> None:
     one._remember("plan")
     with pytest.raises(RankFailedError, match="views: rank 2 of 3"):
         one.hear("agree")
+
+
+def test_a_rank_that_was_stopped_hears_what_was_said_meanwhile() -> None:
+    store = new_store()
+    clock = Interrupted(
+        lambda: seat(store, 0).fail("save (plan)", ConflictError("already there"), undone=True)
+    )
+    with pytest.raises(RankFailedError, match="rank 0: ConflictError: already there"):
+        seat(store, 1, clock=clock).hear("plan")
+
+
+def test_a_chair_that_was_stopped_hears_what_was_said_meanwhile() -> None:
+    store = new_store()
+    clock = Interrupted(
+        lambda: seat(store, 1).fail("save (write)", OSError("disk full"), undone=True)
+    )
+    with pytest.raises(RankFailedError, match="rank 1: OSError: disk full"):
+        seat(store, 0, clock=clock).collect("write")

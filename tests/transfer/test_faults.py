@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -334,3 +335,52 @@ def test_a_second_file_that_cannot_be_made_leaves_none(
     with pytest.raises(StorageError, match="a broken disk"):
         sk.save(state, storage, threads=2)
     assert names(storage) == []
+
+
+class AnnouncementLost(StoreCouncil):
+    """Its Store fails whenever the outcome is to be announced."""
+
+    def announce(self, phase: str, note: bytes) -> None:
+        if phase == "write":
+            raise RankFailedError({self.me: "the c10d Store does not answer"}, phase)
+        super().announce(phase, note)
+
+
+def test_a_committed_save_does_not_fail_on_the_rank_that_cannot_announce_it() -> None:
+    store = new_store()
+    with memory() as storage:
+
+        def act(rank: int, _: StoreCouncil) -> Any:
+            kind = AnnouncementLost if rank == 0 else StoreCouncil
+            council = kind(store, range(2), rank, topic="lost", timeout=0.5)
+            return sk.save(state_of(rank), storage, group=council)
+
+        found = run_ranks(act, 2)
+        assert isinstance(found[0], sk.SaveResult)
+        assert isinstance(found[1], DeadlineError)
+        assert torch.equal(sk.load(storage)["w1"], torch.full((50,), 1.0))
+
+
+class OldFilesStay(MemoryStorage):
+    """The old files can be removed only after every other rank has returned."""
+
+    returned = threading.Event()
+    waited = False
+
+    def delete(self, key: str, *, missing_ok: bool = False) -> None:
+        type(self).waited = self.returned.wait(5.0)
+        super().delete(key, missing_ok=missing_ok)
+
+
+def test_nobody_waits_until_the_replaced_files_are_removed() -> None:
+    storage = OldFilesStay("old-files")
+    sk.save(state_of(0), storage)
+
+    def act(rank: int, council: StoreCouncil) -> Any:
+        result = sk.save(state_of(rank), storage, overwrite=True, group=council)
+        if rank == 1:
+            storage.returned.set()
+        return result
+
+    all_well(run_ranks(act, 2))
+    assert storage.waited

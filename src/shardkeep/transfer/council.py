@@ -189,6 +189,8 @@ class StoreCouncil:
                 if self._store.check([key]):
                     # Announced just now: a chair that has left has taken its own notes with it.
                     break
+                # A process that was stopped for a while has not heard what was said meanwhile.
+                self._raise_failure()
                 raise self._unanswered(phase)
             self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -303,6 +305,8 @@ class StoreCouncil:
         """Raise unless every rank has reported; one that died before it was counted has."""
         late = [rank for rank in ranks if not self._store.check([self._key(phase, rank)])]
         if late:
+            # As in `_hear`: this process may have been stopped.
+            self._raise_failure()
             raise DeadlineError(
                 f"{phase}: {name_ranks(late)} of {len(ranks)} did not report within "
                 f"{self._timeout:g} s; nothing was committed"

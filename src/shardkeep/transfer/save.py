@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -260,8 +260,9 @@ class _Save:
         self.reported = True
         self.council.report("write", msgspec.json.encode(wrote))
         if self.is_chair:
-            self._chair_commit(agreement)
-        outcome = self._hear_outcome(agreement.save_id)
+            outcome = self._chair_commit(agreement)
+        else:
+            outcome = self._hear_outcome(agreement.save_id)
         if outcome.explain:
             self._explain(outcome.explain, shared)
         return SaveOutcome(
@@ -304,14 +305,15 @@ class _Save:
             self.options.check_replicas,
         )
 
-    def _chair_commit(self, agreement: Agreement) -> None:
+    def _chair_commit(self, agreement: Agreement) -> _Outcome:
         notes = self.council.collect("write")
         start = self.timings.clock()
         wrote = {rank: msgspec.json.decode(note, type=_Wrote) for rank, note in notes.items()}
         differ = find_divergence({rank: one.replicas for rank, one in wrote.items()})
         if differ is not None:
-            self.council.announce("write", msgspec.json.encode(_Outcome(0, list(differ))))
-            return
+            outcome = _Outcome(0, list(differ))
+            self.council.announce("write", msgspec.json.encode(outcome))
+            return outcome
         require_same_sources(agreement, {rank: one.sources for rank, one in wrote.items()})
         records = sorted(
             (FileRecord(rank, *file) for rank, one in wrote.items() for file in one.files),
@@ -330,11 +332,20 @@ class _Save:
             self.tried_to_commit = isinstance(error, OutcomeUnknownError)
             raise
         # The checkpoint stands: from here on nothing may make the save fail.
+        outcome = _Outcome(sum(record.nbytes for record in records), [])
+        self._announce_commit(outcome)
+        # Not before: of thousands of old files, the others would wait for each.
         self._remove_replaced()
-        total = sum(record.nbytes for record in records)
-        self.council.announce("write", msgspec.json.encode(_Outcome(total, [])))
         spent = self.timings.clock() - start
         write_report(self.storage, make_report(agreement.save_id, times, spent))
+        return outcome
+
+    def _announce_commit(self, outcome: _Outcome) -> None:
+        """Once more if the Store fails; if it is gone, the others find the checkpoint itself."""
+        for _ in range(2):
+            with suppress(RankFailedError):
+                self.council.announce("write", msgspec.json.encode(outcome))
+                break
 
     def _manifest(self, agreement: Agreement, records: Sequence[FileRecord]) -> Manifest:
         settlement = self.planning.settlement
