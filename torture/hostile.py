@@ -62,7 +62,7 @@ class Hostile:
         with tempfile.TemporaryDirectory(prefix="shardkeep-hostile-") as home:
             made = make_all(Path(home), chosen)
             say(f"{len(made.paths)} folders and files were made")
-            readings = self._read(Path(home), made.paths)
+            readings = self._read(Path(home), made.paths, scale)
             marks = [str(one) for one in Path(home).rglob(MARK)]
         tally.facts["files opened"] = readings.pop("")["opened"]
         tally.cases = len(readings)
@@ -78,10 +78,12 @@ class Hostile:
             tally.facts["could not be made here"] = ", ".join(made.not_made)
         return tally
 
-    def _read(self, root: Path, paths: Mapping[str, Path]) -> dict[str, dict[str, object]]:
+    def _read(
+        self, root: Path, paths: Mapping[str, Path], scale: Scale
+    ) -> dict[str, dict[str, object]]:
         """What the reader says of each folder; under "" what it says of itself."""
         done = subprocess.run(
-            [sys.executable, "-m", self._reader, str(root)],
+            [sys.executable, "-m", self._reader, str(root), scale],
             input=json.dumps({name: str(path) for name, path in paths.items()}),
             capture_output=True,
             text=True,

@@ -1,15 +1,16 @@
 """What does reading a hostile folder do behind one's back? Run by `hostile`, in its own process.
 
-`python -m torture.hostile_reader ROOT` reads every folder that is named on its standard input, and
-prints for each a line of JSON. First it measures memory. Then it reads all of them once more under
-an audit hook, which cannot be taken away again: by then what is imported when it is first needed is
-there, so that nothing needs to be imported, compiled or opened outside of the folder.
+`python -m torture.hostile_reader ROOT SCALE` reads every folder that is named on its standard
+input, and prints for each a line of JSON. First it measures memory. Then it reads all of them once
+more under an audit hook, which cannot be taken away again: by then what is imported when it is first
+needed is there, so that nothing needs to be imported, compiled or opened outside of the folder.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import io
 import json
 import os
 import resource
@@ -18,12 +19,13 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import shardkeep as sk
+from shardkeep.cli.looking import show, verify
 from shardkeep.errors import ShardkeepError
 
 FORBIDDEN = frozenset(
@@ -61,6 +63,7 @@ FORBIDDEN = frozenset(
 )
 _PLACES = frozenset(("open", "os.listdir", "os.scandir", "os.mkdir", "os.remove", "os.rename"))
 
+_FOR_TERMINALS = frozenset(map(chr, (*range(10), *range(11, 32), *range(127, 160))))
 _SECONDS = 60
 _ROOM_NBYTES = 4 * 2**30
 
@@ -104,15 +107,27 @@ class Guard:
                 self.seen.append(f"{event} {name}"[:200])
 
 
-def acts_of(path: Path, dest: Path) -> dict[str, Callable[[], object]]:
-    """Everything that a user does with what somebody else has sent."""
+def acts_of(path: Path, dest: Path, *, typed: bool) -> dict[str, Callable[[], object]]:
+    """Everything that a user does with what somebody else has sent; `typed`: commands, too."""
     acts: dict[str, Callable[[], object]] = {
         "load": lambda: sk.load(path),
         "look": lambda: _look(path),
     }
     if not (path / "manifest.json").is_file():
         acts["import"] = lambda: sk.import_checkpoint(path, dest, durable=False)
+    if typed:
+        acts["show"] = lambda: _printed(lambda: show(path, stats=True))
+        acts["verify"] = lambda: _printed(lambda: verify(path))
     return acts
+
+
+def _printed(command: Callable[[], object]) -> None:
+    """What a command prints has nothing in it that a terminal would obey."""
+    with redirect_stdout(io.StringIO()) as printed:
+        command()
+    signs = set(printed.getvalue()) & _FOR_TERMINALS
+    if signs:
+        raise AssertionError(f"it prints {sorted(signs)}")
 
 
 def _look(path: Path) -> None:
@@ -126,10 +141,10 @@ def _look(path: Path) -> None:
         raise sk.CorruptError(problems[0])
 
 
-def outcomes(path: Path, dest: Path) -> dict[str, list[str]]:
+def outcomes(path: Path, dest: Path, *, typed: bool) -> dict[str, list[str]]:
     """What each act ends in."""
     found: dict[str, list[str]] = {}
-    for name, act in acts_of(path, dest).items():
+    for name, act in acts_of(path, dest, typed=typed).items():
         found[name] = _outcome(act)
         if (dest / "manifest.json").exists() and found[name]:
             found[name] = ["AssertionError", "a refused import left a checkpoint"]
@@ -179,8 +194,9 @@ def measured(act: Callable[[], object]) -> int:
     return max(0, _status("VmHWM") - before)
 
 
-def main(root: Path) -> None:
+def main(root: Path, scale: str) -> None:
     """Read all, twice."""
+    typed = scale == "long"
     warnings.simplefilter("ignore")
     os.chdir(root / "cwd")
     sys.path.insert(0, str(root / "modules"))
@@ -188,7 +204,7 @@ def main(root: Path) -> None:
     dest = root / "imported"
     for name, path in paths.items():
         if name.endswith("/sound"):
-            outcomes(path, dest)
+            outcomes(path, dest, typed=typed)
     limit = _status("VmSize") + _ROOM_NBYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     # What was imported is not looked through again and again.
@@ -196,12 +212,14 @@ def main(root: Path) -> None:
     readings = {name: Reading(name) for name in paths}
     for name, path in paths.items():
         one = readings[name]
-        one.grown_nbytes = measured(lambda p=path, r=one: r.outcomes.update(outcomes(p, dest)))
+        one.grown_nbytes = measured(
+            lambda p=path, r=one: r.outcomes.update(outcomes(p, dest, typed=typed))
+        )
     guard = Guard(str(root))
     sys.addaudithook(guard)
     for name, path in paths.items():
         guard.armed, guard.seen = True, []
-        outcomes(path, dest)
+        outcomes(path, dest, typed=typed)
         guard.armed = False
         readings[name].events = guard.seen
     for one in readings.values():
@@ -210,4 +228,4 @@ def main(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

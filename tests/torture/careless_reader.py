@@ -37,4 +37,4 @@ if __name__ == "__main__":
         patch.object(sk, "load", careless_load),
         patch.object(read, "require_blocks", lambda *_: None),
     ):
-        hostile_reader.main(Path(sys.argv[1]))
+        hostile_reader.main(Path(sys.argv[1]), sys.argv[2])

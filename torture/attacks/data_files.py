@@ -70,6 +70,13 @@ def _exchanged(made: Forgery) -> None:
     made.entries = {{"w": "s.values", "s.values": "w"}.get(k, k): v for k, v in entries.items()}
 
 
+def _for_terminals(made: Forgery) -> None:
+    """A tensor whose name would set the title of a terminal, and clear it."""
+    key = "\x1b]0;owned\x07\x1b[2J\r\n\x9b0m"
+    made.entries = {key if name == "w" else name: one for name, one in made.entries.items()}
+    made.tensor("w")[0] = key
+
+
 def _padded(made: Forgery) -> None:
     made.header_bytes = lambda raw: (
         (len(raw) - 8 + 4096).to_bytes(8, "little") + raw[8:] + b" " * 4096
@@ -200,6 +207,7 @@ _PLACES: list[Row] = [
         )
         for name, put in SPECIAL.items()
     ),
+    ("key-for-terminals", HARMLESS, "", forged(_for_terminals)),
     ("report-pickle", HARMLESS, "", _report(SYSTEM)),
     ("report-deep", HARMLESS, "", _report(b"[" * 10**5)),
     ("report-deep-field", HARMLESS, "", _report(b'{"x":' + b"[" * 10**5)),
