@@ -2,8 +2,8 @@
 
 `python -m torture.hostile_reader ROOT SCALE` reads every folder that is named on its standard
 input, and prints for each a line of JSON. First it measures memory. Then it reads all of them once
-more under an audit hook, which cannot be taken away again: by then what is imported when it is first
-needed is there, so that nothing needs to be imported, compiled or opened outside of the folder.
+more under an audit hook, which cannot be taken away again: by then what is imported when first
+needed is there, so that nothing is left to be imported, compiled or opened outside of the folder.
 """
 
 from __future__ import annotations
