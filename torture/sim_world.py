@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -173,7 +173,7 @@ def _moments(dice: Random, world: int, timeout: float) -> list[Moment]:
 # What is saved
 
 
-@cache
+@lru_cache(maxsize=16)
 def states(kind: str, world: int) -> list[KeptState]:
     """What each rank brings: a tensor cut over all ranks, and one that all have."""
     return [_state(kind, world, rank) for rank in range(world)]
