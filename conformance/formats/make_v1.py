@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import date
 from pathlib import Path
 from unittest.mock import patch
 
@@ -21,14 +20,22 @@ import shardkeep as sk
 from shardkeep.transfer import planning
 
 sys.path.insert(0, os.fspath(Path(__file__).parents[2]))
-from conformance.formats.v1_state import BOXES, WORLD, by_boxes, by_rows, own_value, plain_state
+from conformance.formats.v1_state import (
+    BOXES,
+    WORLD,
+    Day,
+    by_boxes,
+    by_rows,
+    own_value,
+    plain_state,
+)
 
 
 def main(dest: str) -> None:
     """Save the state on three ranks, two files each."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    sk.register_value_type("conformance.date", date, date.isoformat, date.fromisoformat)
+    sk.register_value_type("conformance.date", Day, Day.isoformat, Day.fromisoformat)
     state = {
         **plain_state(),
         "by rows": distribute_tensor(by_rows(), init_device_mesh("cpu", (WORLD,)), [Shard(0)]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 import shardkeep as sk
-from conformance.formats.v1_state import WORLD, by_boxes, by_rows, own_value, plain_state
+from conformance.formats.v1_state import WORLD, Day, by_boxes, by_rows, own_value, plain_state
 
 FORMATS = Path(__file__).parents[2] / "conformance" / "formats"
 V1 = FORMATS / "v1"
@@ -20,7 +19,7 @@ V1 = FORMATS / "v1"
 
 @pytest.fixture(scope="module", autouse=True)
 def _date() -> None:
-    sk.register_value_type("conformance.date", date, date.isoformat, date.fromisoformat)
+    sk.register_value_type("conformance.date", Day, Day.isoformat, Day.fromisoformat)
 
 
 def assert_same(found: Any, expected: Any, path: str = "") -> None:
