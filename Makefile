@@ -39,12 +39,16 @@ bench: $(READY) ## time and memory, beside PyTorch's own functions and the raw l
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.planning
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.checkpoints
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.async_saves
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.exports
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.command_line
 
 bench-quick: $(READY) ## the same with small states and few repetitions
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.memory --quick
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.planning --quick
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.checkpoints --quick
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.async_saves --quick
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.exports --quick
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.command_line --quick
 
 torture: $(READY) ## the long campaigns, then property tests with many more examples (hours)
 	$(BIN)/python -m torture $(TORTURE_ARGS)

@@ -32,6 +32,7 @@ KEPT_AT = Path(__file__).parents[1] / "build" / "bench" / "command_line.json"
 SHARDKEEP = str(Path(sys.executable).with_name("shardkeep"))
 STEP_NBYTES = 8 * 2**20
 SIDE = 2048
+_NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,9 @@ def make_checkpoint(path: Path, nbytes: int, shift: float) -> None:
 def child(words: list[str], codes: tuple[int, ...]) -> Turn:
     """The seconds and the peak memory of a process."""
     start = time.perf_counter()
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    # An installed package has its bytecode: the first turn writes it, whatever was set here.
+    clean = {name: value for name, value in os.environ.items() if name != _NO_BYTECODE}
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, env=clean)
     _, status, used = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - start
     process.returncode = os.waitstatus_to_exitcode(status)
