@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
+
+from shardkeep.errors import ShardkeepError
 
 Scale = Literal["short", "long"]
 Say = Callable[[str], None]
@@ -45,6 +48,28 @@ def timed(campaign: Campaign, scale: Scale, seed: int, say: Say, case: str | Non
     tally = campaign.run(scale, seed, say, case)
     tally.seconds = time.perf_counter() - start
     return tally
+
+
+def count_rounds(
+    tally: Tally,
+    numbers: Iterable[int],
+    run: Callable[[int], Iterable[str]],
+    start_over: Callable[[], None],
+    say: Say,
+) -> None:
+    """Run every round and add up what each found; one that goes wrong is a violation."""
+    found = Counter[str]()
+    for number in numbers:
+        tally.cases += 1
+        try:
+            found.update(run(number))
+        except (ShardkeepError, AssertionError) as error:
+            wrong = f"{type(error).__name__}: {error}".replace("\n", " ")
+            tally.violations.append(f"{wrong}  {replay(tally.name, tally.seed, str(number))}")
+            start_over()
+        if tally.cases % 50 == 0:
+            say(f"{tally.cases} rounds, {len(tally.violations)} violations")
+    tally.facts |= dict(found)
 
 
 def replay(campaign: str, seed: int, case: str) -> str:

@@ -12,7 +12,6 @@ import shutil
 import signal
 import tempfile
 import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 import shardkeep as sk
-from torture.campaign import Say, Scale, Tally, replay
+from torture.campaign import Say, Scale, Tally, count_rounds
 from torture.kills import Progress
 from torture.processes import MEMORY, c10d, connect, fork, read_log, serving, warm
 
@@ -126,24 +125,19 @@ class KilledRuns:
 
     def run(self, scale: Scale, seed: int, say: Say, case: str | None = None) -> Tally:
         tally = Tally(self.name, seed)
-        found = Counter[str]()
         numbers = range(_ROUNDS[scale]) if case is None else [int(case)] * _REPEATS
         root = Path(tempfile.mkdtemp(prefix="shardkeep-runs-", dir=MEMORY))
         warm()
         with serving() as port:
             rounds = _Rounds(root / "run", port)
-            for number in numbers:
-                tally.cases += 1
-                try:
-                    found.update(rounds.run(Round.draw(number, seed)))
-                except (sk.ShardkeepError, AssertionError) as error:
-                    wrong = f"{type(error).__name__}: {error}".replace("\n", " ")
-                    tally.violations.append(f"{wrong}  {replay(self.name, seed, str(number))}")
-                    rounds.start_over()
-                if tally.cases % 50 == 0:
-                    say(f"{tally.cases} kills, {len(tally.violations)} violations")
+            count_rounds(
+                tally,
+                numbers,
+                lambda number: rounds.run(Round.draw(number, seed)),
+                rounds.start_over,
+                say,
+            )
         shutil.rmtree(root)
-        tally.facts |= dict(found)
         return tally
 
 

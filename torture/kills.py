@@ -14,13 +14,11 @@ import shutil
 import struct
 import tempfile
 import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-import shardkeep as sk
 from shardkeep.transfer.council import StoreCouncil
-from torture.campaign import Say, Scale, Tally, replay
+from torture.campaign import Say, Scale, Tally, count_rounds
 from torture.processes import MEMORY, connect, fork, kill, logged, reap, serving, warm
 from torture.versions import prune_all, save_version, version_of
 
@@ -122,24 +120,19 @@ class Kills:
 
     def run(self, scale: Scale, seed: int, say: Say, case: str | None = None) -> Tally:
         tally = Tally(self.name, seed)
-        found = Counter[str]()
         numbers = range(_ROUNDS[scale]) if case is None else [int(case)] * _REPEATS
         path = Path(tempfile.mkdtemp(prefix="shardkeep-kills-", dir=MEMORY))
         warm()
         with serving() as port:
             rounds = _Rounds(path, port)
-            for number in numbers:
-                tally.cases += 1
-                try:
-                    found.update(rounds.run(Round.draw(number, seed)))
-                except (sk.ShardkeepError, AssertionError) as error:
-                    wrong = f"{type(error).__name__}: {error}".replace("\n", " ")
-                    tally.violations.append(f"{wrong}  {replay(self.name, seed, str(number))}")
-                    rounds.start_over()
-                if tally.cases % 100 == 0:
-                    say(f"{tally.cases} kills, {len(tally.violations)} violations")
+            count_rounds(
+                tally,
+                numbers,
+                lambda number: rounds.run(Round.draw(number, seed)),
+                rounds.start_over,
+                say,
+            )
         shutil.rmtree(path)
-        tally.facts |= dict(found)
         return tally
 
 

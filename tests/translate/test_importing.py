@@ -8,6 +8,7 @@ import sys
 import warnings
 
 import pytest
+import safetensors.torch as safetensors
 import torch
 import torch.distributed.checkpoint as dcp
 
@@ -16,7 +17,6 @@ from shardkeep.errors import ConflictError, InvalidError, NotFoundError
 from tests.distributed.tensors import distinct
 from tests.translate.states import assert_equal
 
-safetensors = pytest.importorskip("safetensors.torch")
 warnings.simplefilter("ignore", UserWarning)
 
 STATE = {
