@@ -3,6 +3,7 @@
 #   PYTHON       which Python (3.11 or newer) makes it
 #   PIP_ARGS     more arguments for pip install, such as another index for torch
 #   PYTEST_ARGS  more arguments for pytest
+#   PEERS        where the virtual environment with other libraries lives
 #   TORTURE_ARGS more arguments for the campaigns, such as --short
 
 VENV ?= .venv
@@ -17,7 +18,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.shardkeep-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-quick torture torture-peers docs clean
+.PHONY: help demo test lint bench bench-quick bench-tools torture torture-peers docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,21 +35,17 @@ lint: $(READY) ## style, format, types, and which folder may import which
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-bench: $(READY) ## time and memory, beside PyTorch's own functions and the raw limit (an hour)
+bench: $(PEERS)/.ready ## saves and loads beside other libraries and the raw limit; writes docs/performance.md
+	PYTHONPATH=src:. $(PEERS)/bin/python -m benchmarks
+	PYTHONPATH=src:. $(PEERS)/bin/python -m benchmarks.page
+
+bench-quick: $(PEERS)/.ready ## the same with small states and few repetitions (a minute)
+	PYTHONPATH=src:. $(PEERS)/bin/python -m benchmarks --quick
+
+bench-tools: $(READY) ## state-dict tools, exports and the command line, beside PyTorch's own
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.memory
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.planning
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.checkpoints
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.async_saves
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.exports
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.command_line
-
-bench-quick: $(READY) ## the same with small states and few repetitions
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.memory --quick
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.planning --quick
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.checkpoints --quick
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.async_saves --quick
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.exports --quick
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.command_line --quick
 
 torture: $(READY) ## the long campaigns, then property tests with many more examples (hours)
 	$(BIN)/python -m torture $(TORTURE_ARGS)
@@ -75,7 +72,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 # Other libraries, which the project itself does not need, in an environment of their own.
-$(PEERS)/.ready: torture/peers/requirements.txt
+$(PEERS)/.ready: requirements-peers.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install -q $(PIP_ARGS) -r torture/peers/requirements.txt
+	$(PEERS)/bin/python -m pip install -q $(PIP_ARGS) -r requirements-peers.txt
 	@touch $@

@@ -1,19 +1,17 @@
 """How do PyTorch and shardkeep compare at one task: same result, how long, how much memory?"""
 
-import ctypes
 import gc
-import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from benchmarks.peaks import peak_nbytes
 from benchmarks.ranks import on_ranks
 
 CONTENDERS = ("torch", "shardkeep")
@@ -158,26 +156,5 @@ def _peak_nbytes(case: Case, name: str) -> int:
     return peak_nbytes(lambda: _run(case, name))
 
 
-def peak_nbytes(act: Callable[[], object]) -> int:
-    """What `act` takes at its peak beyond what is there before. SPMD."""
-    gc.collect()
-    # What is free in the heap goes back, else a call that uses it seems to need nothing.
-    ctypes.CDLL(None).malloc_trim(0)
-    dist.barrier()
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status_nbytes("VmRSS")
-    result = act()
-    peak = _status_nbytes("VmHWM") - before
-    del result
-    return max(0, peak)
-
-
 def _run(case: Case, name: str) -> object:
     return case.theirs() if name == "torch" else case.ours()
-
-
-def _status_nbytes(field: str) -> int:
-    found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
-    if found is None:
-        raise RuntimeError(f"/proc/self/status has no {field}")
-    return 1024 * int(found[1])

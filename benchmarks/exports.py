@@ -35,10 +35,10 @@ from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from benchmarks.contest import peak_nbytes
+from benchmarks.peaks import peak_nbytes
 from benchmarks.ranks import on_ranks
 from benchmarks.state_dicts import Shapes, describe, transformer
-from benchmarks.stored_states import make
+from benchmarks.stored_states import Placing, cells, make
 from shardkeep import save as shardkeep_save
 from shardkeep.transfer.progress import Meter
 from shardkeep.translate.exporting import export
@@ -59,17 +59,17 @@ def shapes_of(quick: bool) -> Shapes:
 
 
 def save_shardkeep(shapes: Shapes, path: Path) -> None:
-    shardkeep_save(make(shapes, 0, filled=True), path, durable=False)
+    shardkeep_save(make(shapes, Placing.ROWS, filled=True), path, durable=False)
 
 
 def save_hugging_face(shapes: Shapes, path: Path) -> None:
     writer = HuggingFaceStorageWriter(str(path), save_distributed=True)
-    dcp.save(make(shapes, 0, filled=True), storage_writer=writer)
+    dcp.save(make(shapes, Placing.ROWS, filled=True), storage_writer=writer)
 
 
 def save_dcp(shapes: Shapes, path: Path) -> None:
     writer = dcp.FileSystemWriter(path, sync_files=False)
-    dcp.save(make(shapes, 0, filled=True), storage_writer=writer)
+    dcp.save(make(shapes, Placing.ROWS, filled=True), storage_writer=writer)
 
 
 def export_hf(source: Path, dest: Path, *, verify: bool) -> None:
@@ -181,9 +181,7 @@ def require_right(shapes: Shapes, dest: Path, name: str) -> None:
     with safe_open(file, "pt") as opened:
         for number, (key, shape) in enumerate(shapes.items()):
             found = opened.get_tensor(key)
-            numel = torch.Size(shape).numel()
-            expected = torch.arange(numel, dtype=torch.float32).add_(number).view(shape)
-            if not torch.equal(found, expected):
+            if not torch.equal(found, cells(shape, number)):
                 raise AssertionError(f"{name}: {key} is wrong")
 
 

@@ -56,7 +56,7 @@ class HeadersOnly:
     def close(self) -> None: ...
 
 
-@lru_cache(1)
+@lru_cache(8)
 def checkpoint(how: Parallelism, ranks: int) -> tuple[Manifest, HeadersOnly]:
     """What a job would have saved, with the headers that one rank of the smaller job reads."""
     entries = how.entries(how.mesh(ranks))

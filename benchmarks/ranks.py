@@ -5,6 +5,7 @@ milliseconds, and what earlier ranks allocated, cached or connected is not their
 """
 
 import multiprocessing
+import os
 import socket
 import traceback
 import warnings
@@ -24,13 +25,16 @@ class RankFailed(RuntimeError):  # noqa: N818
 
 
 def on_ranks(size: int, act: Callable[[], T]) -> list[T]:
-    """What `act` returned on each of `size` fresh processes, joined by a gloo group, by rank."""
+    """What `act` returned on each of `size` fresh processes, joined by a gloo group, by rank.
+
+    One that is alone has all cores for torch; of several, each has one, as torchrun sets it.
+    """
     fork = multiprocessing.get_context("fork")
     port = _free_port()
     ranks: list[tuple[Any, Connection]] = []
     for rank in range(size):
         mine, theirs = fork.Pipe(duplex=False)
-        process = fork.Process(target=_work, args=(rank, size, port, act, theirs), daemon=True)
+        process = fork.Process(target=_work, args=(rank, size, port, act, theirs))
         process.start()
         theirs.close()
         ranks.append((process, mine))
@@ -58,14 +62,21 @@ def _answer(rank: int, answers: Connection) -> Any:
 
 
 def _work(rank: int, size: int, port: int, act: Callable[[], object], answers: Connection) -> None:
-    torch.set_num_threads(1)
+    torch.set_num_threads(len(os.sched_getaffinity(0)) if size == 1 else 1)
     # PyTorch says of its ShardedTensor, at each use, that it will go.
     warnings.simplefilter("ignore", FutureWarning)
+    # What torchrun sets: background processes of others look for it.
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
     try:
         # The store that torchrun's jobs have.
         store = dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0)  # pyright: ignore
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-        answers.send((True, act()))
+        answer = act()
+        # Processes that a library started would outlive this one.
+        for child in multiprocessing.active_children():
+            child.kill()
+        answers.send((True, answer))
         # Whoever leaves first would break the others' connections.
         dist.barrier()
     except BaseException:

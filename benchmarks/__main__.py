@@ -1,0 +1,81 @@
+"""How fast is shardkeep, beside other libraries and the raw limit?
+
+    python -m benchmarks [W1 W6 ...] [--quick] [--repetitions N] [--contenders NAME ...]
+
+A workload alone takes a minute or a few; `W1:tmpfs` is one setting of it. Everything is printed;
+whole workloads are also kept in build/bench.json, from which `python -m benchmarks.page` makes the
+page.
+"""
+
+import argparse
+import logging
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+
+from benchmarks.asked import Asked
+from benchmarks.claims import claims_of
+from benchmarks.figures import Figure
+from benchmarks.kept import FULL, QUICK, kept_now, read, write
+from benchmarks.tables import claims_table, console, figures_table, notes
+from benchmarks.workloads.every import WORKLOADS, Workload
+
+
+def main() -> None:
+    """Run what was asked for."""
+    options = _options()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    asked = Asked(options.quick, options.repetitions, options.contenders)
+    figures: list[Figure] = []
+    for workload, setting in _chosen(options.workloads):
+        figures += _run(workload, replace(asked, setting=setting))
+    names = {one.workload for one in figures}
+    measured = [claim for claim in claims_of(figures) if claim.workload in names]
+    console().print(claims_table(measured))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("workloads", nargs="*", help="such as W1, or W1:tmpfs; all if none")
+    parser.add_argument("--quick", action="store_true", help="small states, few repetitions")
+    parser.add_argument("--repetitions", type=int, help="of each contender")
+    parser.add_argument("--contenders", nargs="*", default=(), help="starts of their names")
+    return parser.parse_args()
+
+
+def _chosen(words: Sequence[str]) -> list[tuple[Workload, str]]:
+    """Each with the part of a setting's name that was asked for."""
+    chosen: list[tuple[Workload, str]] = []
+    for word in words or WORKLOADS:
+        name, _, setting = word.partition(":")
+        if name not in WORKLOADS:
+            raise SystemExit(f"there is no workload {name}: name some of {', '.join(WORKLOADS)}")
+        chosen.append((WORKLOADS[name], setting))
+    return chosen
+
+
+def _run(workload: Workload, asked: Asked) -> list[Figure]:
+    start = time.perf_counter()
+    screen = console()
+    with screen.status(f"{workload.name}: {workload.title}"):
+        figures = workload.run(asked)
+    seconds = time.perf_counter() - start
+    title = f"{workload.name}: {workload.title}" + (" (quick: less)" if asked.quick else "")
+    screen.print(figures_table(f"{title}, measured in {seconds:.0f} s", figures))
+    for note in notes(figures):
+        screen.print(note, highlight=False)
+    if asked.is_whole:
+        command = " ".join(["python -m benchmarks", *sys.argv[1:]])
+        kept = kept_now(workload.title, command, seconds, figures)
+        # At once: a run that is broken off keeps what it has.
+        path = QUICK if asked.quick else FULL
+        write(path, {**read(path), workload.name: kept})
+    return figures
+
+
+if __name__ == "__main__":
+    main()

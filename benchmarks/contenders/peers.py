@@ -1,0 +1,134 @@
+"""How do the libraries of others save and load? Each as its documentation shows.
+
+They live in an environment of their own; one that is not installed does not take part.
+"""
+
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.contenders.contender import Contender
+from benchmarks.stored_states import State
+
+
+def _arrays(state: State) -> dict[str, Any]:
+    return {name: tensor.numpy() for name, tensor in state.items()}
+
+
+class Orbax(Contender):
+    """Orbax, of the JAX world; compressed by default."""
+
+    def __init__(self, *, compressed: bool) -> None:
+        self.name = "Orbax" if compressed else "Orbax, not compressed"
+        self.compressed = compressed
+
+    def prepare(self) -> None:
+        import orbax.checkpoint as ocp
+
+        handler = ocp.PyTreeCheckpointHandler(use_compression=self.compressed)
+        self.saver = ocp.Checkpointer(handler)
+
+    def save(self, state: State, path: Path) -> None:
+        self.saver.save(path.absolute(), _arrays(state))
+
+    def load(self, state: State, path: Path) -> None:
+        for name, array in self.saver.restore(path.absolute()).items():
+            state[name].copy_(torch.from_numpy(array))
+
+
+class Tensorstore(Contender):
+    """tensorstore's zarr driver, an array for each tensor, in chunks of its own choice."""
+
+    name = "tensorstore zarr"
+
+    def prepare(self) -> None:
+        import tensorstore
+
+        self.ts = tensorstore
+
+    def save(self, state: State, path: Path) -> None:
+        asyncio.run(self._save(_arrays(state), path))
+
+    async def _save(self, arrays: dict[str, Any], path: Path) -> None:
+        opened = [
+            self.ts.open(_spec(path, name, array), create=True) for name, array in arrays.items()
+        ]
+        stores = [await one for one in opened]
+        # The arrays stay as they are until all is written.
+        writes = [
+            store.write(array, can_reference_source_data_indefinitely=True)
+            for store, array in zip(stores, arrays.values(), strict=True)
+        ]
+        for write in writes:
+            await write
+
+    def load(self, state: State, path: Path) -> None:
+        asyncio.run(self._load(_arrays(state), path))
+
+    async def _load(self, arrays: dict[str, Any], path: Path) -> None:
+        opened = [self.ts.open(_spec(path, name), open=True) for name in arrays]
+        reads = [(await one).read() for one in opened]
+        for array, read in zip(arrays.values(), reads, strict=True):
+            array[...] = await read
+
+
+def _spec(path: Path, name: str, array: Any = None) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "driver": "zarr",
+        "kvstore": {"driver": "file", "path": f"{path}/{name}/", "file_io_sync": False},
+    }
+    if array is not None:
+        spec["metadata"] = {"shape": array.shape, "dtype": "<f4", "compressor": None}
+    return spec
+
+
+class Torchsnapshot(Contender):
+    """torchsnapshot."""
+
+    name = "torchsnapshot"
+
+    def prepare(self) -> None:
+        import torchsnapshot
+
+        self.module = torchsnapshot
+
+    def save(self, state: State, path: Path) -> None:
+        self.module.Snapshot.take(str(path), {"state": self.module.StateDict(**state)})
+
+    def load(self, state: State, path: Path) -> None:
+        self.module.Snapshot(str(path)).restore({"state": self.module.StateDict(**state)})
+
+
+class TorchCheckpointing(Contender):
+    """Meta's torch_checkpointing, its synchronous saver."""
+
+    name = "torch_checkpointing"
+
+    def prepare(self) -> None:
+        import torch_checkpointing as tc
+
+        how = tc.CheckpointManager.Config(save=tc.SyncCheckpointSaverConfig())
+        self.manager = tc.CheckpointManager(how)
+
+    def save(self, state: State, path: Path) -> None:
+        self.manager.save(str(path), state)
+
+    def load(self, state: State, path: Path) -> None:
+        found = self.manager.load(str(path), into=state)
+        for name, tensor in found.items():
+            if tensor is not state[name]:
+                state[name].copy_(tensor)
+
+
+def peers() -> list[Contender]:
+    return [
+        Orbax(compressed=False),
+        Orbax(compressed=True),
+        Tensorstore(),
+        Torchsnapshot(),
+        TorchCheckpointing(),
+    ]

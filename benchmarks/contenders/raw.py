@@ -1,0 +1,117 @@
+"""What is the limit? The same bytes between the same memory and files, and nothing else."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.contenders.contender import Contender, Load
+from benchmarks.figures import RAW
+from benchmarks.stored_states import State, locals_of, share_of
+
+THREADS = 2
+_CALL_NBYTES = 2**26
+_CALL_BUFFERS = 256
+
+
+class Raw(Contender):
+    """Plain writes from tensor memory and reads into it, two threads with a file each."""
+
+    name = RAW
+    is_peer = False
+
+    def __init__(self, *, durable: bool = False, recycled: bool = False) -> None:
+        self.durable = durable
+        self.keeps = recycled
+        how = ", fsync" if durable else ", recycled files" if recycled else ""
+        self.save_act = f"save{how}"
+
+    def save(self, state: State, path: Path) -> None:
+        path.mkdir(exist_ok=True)
+        _in_threads(share_of(state), path, partial(_write, durable=self.durable))
+
+    def load(self, state: State, path: Path) -> None:
+        _in_threads(share_of(state), path, _read)
+
+    def loads(self) -> Mapping[str, Load]:
+        return {} if self.durable or self.keeps else {self.name: self.load}
+
+
+class RawOfOthers(Raw):
+    """Loads as many bytes as the state has here, from files that another number of ranks wrote."""
+
+    def load(self, state: State, path: Path) -> None:
+        files, size = sorted(path.iterdir()), dist.get_world_size() * THREADS
+        shares = [files[n::size] for n in range(dist.get_rank(), size, dist.get_world_size())]
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(_read_all, shares, _halves(_views(locals_of(state)))))
+
+
+def _read_all(files: Sequence[Path], views: Sequence[memoryview]) -> None:
+    """The files one after the other into the views; the last file may be read in part."""
+    left = list(views)
+    for file in files:
+        nbytes, part = file.stat().st_size, list[memoryview]()
+        while left and nbytes:
+            view = left.pop(0)
+            part.append(view[:nbytes])
+            if len(view) > nbytes:
+                left.insert(0, view[nbytes:])
+            nbytes -= len(part[-1])
+        _read(file, part)
+
+
+def _views(tensors: Sequence[torch.Tensor]) -> list[memoryview]:
+    return [tensor.view(-1).view(torch.uint8).numpy().data for tensor in tensors]
+
+
+def _in_threads(tensors: Sequence[torch.Tensor], path: Path, act: Callable[..., None]) -> None:
+    files = [path / f"{dist.get_rank()}-{number}" for number in range(THREADS)]
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(act, files, _halves(_views(tensors))))
+
+
+def _halves(views: Sequence[memoryview]) -> list[list[memoryview]]:
+    """As many bytes for each thread; a view may be cut."""
+    half, first = sum(map(len, views)) // 2, list[memoryview]()
+    for number, view in enumerate(views):
+        if len(view) >= half:
+            return [[*first, view[:half]], [view[half:], *views[number + 1 :]]]
+        first.append(view)
+        half -= len(view)
+    return [first, []]
+
+
+def _write(file: Path, views: Sequence[memoryview], *, durable: bool) -> None:
+    fd = os.open(file, os.O_CREAT | os.O_WRONLY)
+    for at, batch in _batches(views):
+        if os.pwritev(fd, batch, at) != sum(map(len, batch)):
+            raise OSError("a short write")
+    if durable:
+        os.fsync(fd)
+    os.close(fd)
+
+
+def _read(file: Path, views: Sequence[memoryview]) -> None:
+    fd = os.open(file, os.O_RDONLY)
+    for at, batch in _batches(views):
+        if os.preadv(fd, batch, at) != sum(map(len, batch)):
+            raise OSError("a short read")
+    os.close(fd)
+
+
+def _batches(views: Sequence[memoryview]) -> list[tuple[int, Sequence[memoryview]]]:
+    """Where each call starts, and its buffers."""
+    made: list[tuple[int, Sequence[memoryview]]] = []
+    batch, start, nbytes = list[memoryview](), 0, 0
+    for view in views:
+        if batch and (nbytes + len(view) > _CALL_NBYTES or len(batch) == _CALL_BUFFERS):
+            made.append((start, batch))
+            batch, start, nbytes = [], start + nbytes, 0
+        batch.append(view)
+        nbytes += len(view)
+    return [*made, (start, batch)] if batch else made

@@ -1,0 +1,143 @@
+"""Write what the last runs found into docs/performance.md: `python -m benchmarks.page`.
+
+Only between the page's markers; the pictures beside it are made anew. Takes build/bench.json.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.bars import Panel, picture
+from benchmarks.claims import Claim, claims_of, value_text
+from benchmarks.figures import OURS, RAW, Figure, grouped
+from benchmarks.kept import FULL, Kept, read
+from benchmarks.places import BUILD
+from benchmarks.tables import notes
+from benchmarks.workloads import planning
+from benchmarks.workloads.every import WORKLOADS
+
+PAGE = BUILD.parent / "docs" / "performance.md"
+START, STOP = "<!-- figures: start -->", "<!-- figures: stop -->"
+_FEW_ROWS = 4
+
+
+def main() -> None:
+    """Write the page and its pictures."""
+    kept = read(FULL)
+    absent = [name for name in WORKLOADS if name not in kept]
+    if absent:
+        raise SystemExit(f"{FULL} lacks {', '.join(absent)}: run python -m benchmarks first")
+    for name, one in kept.items():
+        _picture_path(name).write_text(picture(f"{name}: {one.title}", panels_of(one.figures)))
+    before, rest = PAGE.read_text().split(START)
+    after = rest.split(STOP)[1]
+    PAGE.write_text(f"{before}{START}\n\n{markdown(kept)}\n\n{STOP}{after}")
+
+
+def _picture_path(workload: str) -> Path:
+    return PAGE.parent / f"performance-{workload.lower()}.svg"
+
+
+def panels_of(figures: Sequence[Figure]) -> list[Panel]:
+    """One for each setting and act that more than one took part in."""
+    if any(one.workload == planning.NAME for one in figures):
+        return _planning_panels(figures)
+    settings = {one.setting for one in figures}
+    return [
+        Panel(act if len(settings) == 1 else f"{setting}: {act}", several)
+        for (_, setting, act), several in grouped(figures).items()
+        if sum(bool(one.values) for one in several) > 1
+    ]
+
+
+def _planning_panels(figures: Sequence[Figure]) -> list[Panel]:
+    """By act, a bar for each setting; the contender is DCP where a bar says so."""
+    acts = dict.fromkeys(one.act for one in figures)
+    return [
+        Panel(act, [_named_by_setting(one) for one in figures if one.act == act]) for act in acts
+    ]
+
+
+def _named_by_setting(one: Figure) -> Figure:
+    name = one.setting if one.contender == OURS else f"{one.contender}, {one.setting}"
+    return Figure(one.workload, one.setting, one.act, name, one.values, one.unit)
+
+
+def markdown(kept: Mapping[str, Kept]) -> str:
+    """Asked and reached, then every workload."""
+    figures = [figure for one in kept.values() for figure in one.figures]
+    claims = claims_of(figures)
+    met = sum(claim.is_met is True for claim in claims)
+    parts = [
+        "## Asked and reached",
+        f"{met} of {len(claims)} goals are met. {_made(kept)}",
+        _claims_table(claims),
+    ]
+    for name, one in kept.items():
+        parts += _section(name, one)
+    return "\n\n".join(parts)
+
+
+def _made(kept: Mapping[str, Kept]) -> str:
+    one = next(iter(kept.values()))
+    machine = ", ".join(
+        f"{name} {value}" if name not in ("processor", "memory", "system") else value
+        for name, value in one.machine.items()
+        if name != "cores"
+    )
+    dates = " and ".join(sorted({each.date for each in kept.values()}))
+    commits = ", ".join(sorted({each.commit for each in kept.values()}))
+    return f"Measured on {dates} (commit {commits}) on {one.machine['cores']} cores: {machine}."
+
+
+def _claims_table(claims: Sequence[Claim]) -> str:
+    lines = ["| | what | asked | reached | |", "|---|---|---|---|---|"]
+    for one in claims:
+        verdict = one.verdict if one.is_met else f"**{one.verdict}**"
+        row = one.workload, one.what, one.asked_text, one.reached_text, verdict
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def _section(name: str, one: Kept) -> list[str]:
+    file = _picture_path(name).name
+    parts = [f"## {name}: {one.title}", f"![{one.title}: medians as bars]({file})"]
+    parts += _tables(one.figures)
+    said = notes(one.figures)
+    if said:
+        parts.append("Did not take part: " + "; ".join(said) + ".")
+    return parts
+
+
+def _tables(figures: Sequence[Figure]) -> list[str]:
+    settings = dict.fromkeys(one.setting for one in figures)
+    if len(settings) > _FEW_ROWS:
+        return [_pivot(figures, lambda one: f"{one.contender}, {one.setting}", "")]
+    return [
+        _pivot([one for one in figures if one.setting == each], lambda one: one.contender, each)
+        for each in settings
+    ]
+
+
+def _pivot(figures: Sequence[Figure], row_of: Callable[[Figure], str], corner: str) -> str:
+    """A row for each contender, a column for each act: the median, and its times of raw."""
+    acts = list(dict.fromkeys(one.act for one in figures))
+    rows: dict[str, dict[str, str]] = {}
+    groups = grouped(figures)
+    for several in groups.values():
+        for one in several:
+            if one.values:
+                rows.setdefault(row_of(one), {})[one.act] = _cell(one, several)
+    lines = [f"| {corner} | {' | '.join(acts)} |", f"|---{'|---:' * len(acts)}|"]
+    for name, cells in rows.items():
+        lines.append(f"| {name} | {' | '.join(cells.get(act, '') for act in acts)} |")
+    return "\n".join(lines)
+
+
+def _cell(one: Figure, several: Sequence[Figure]) -> str:
+    text = value_text(one.median, one.unit)
+    raw = [rival.median for rival in several if rival.contender == RAW and rival.values]
+    return f"{text} ({one.median / raw[0]:.2f})" if raw and raw[0] else text
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""W6: what does a save in the background cost the training that goes on meanwhile?
+
+One process computes in a loop, changes its state at every step, and saves it now and then. Measured
+are the time for which a call blocks the loop, the time until the checkpoint is complete, and how
+long the loop's steps take meanwhile; beside a warm copy of the same bytes by two threads, steps
+without a save, and a save that is waited for. First saves are those of fresh processes. At the end
+everyone saves once more while the state changes: what comes back must be the state of the call.
+"""
+
+import gc
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import mean
+
+import torch
+
+from benchmarks.asked import Asked
+from benchmarks.contenders.background import BackgroundContender, background_contenders
+from benchmarks.contenders.own import Shardkeep
+from benchmarks.figures import OURS, Figure
+from benchmarks.places import TMPFS, folder_on, level_the_field, remove
+from benchmarks.ranks import on_ranks
+from benchmarks.state_dicts import Shapes
+from benchmarks.stored_states import State, large, nbytes_of
+from benchmarks.turns import in_turn
+
+NAME = "W6"
+TITLE = "Saves in the background, 2 GiB, one process, tmpfs"
+SETTING = "tmpfs"
+FIRST, LATER, TOTAL, STEP = "blocked, first save", "blocked", "until complete", "step meanwhile"
+COPY, QUIET, SYNC = "warm copy, 2 threads", "no save", f"{OURS}, waited for"
+COPY_ON_WRITE = f"{OURS}, copy-on-write"
+_QUIET_STEPS = 40
+_CORES = 2
+
+Samples = dict[tuple[str, str], list[float]]
+"""By act and contender."""
+
+
+def run(asked: Asked) -> list[Figure]:
+    """First and later saves of all contenders."""
+    shapes = large(asked.quick)
+    contenders = asked.chosen(background_contenders())
+    with folder_on(TMPFS) as folder:
+        (samples, notes), *_ = on_ranks(
+            1, lambda: _Racer(shapes, folder).run(contenders, asked.turns(5, 2))
+        )
+        samples |= _first_saves(contenders, shapes, folder, asked.turns(3, 1), notes)
+    made = [Figure(NAME, SETTING, *what, tuple(values)) for what, values in samples.items()]
+    return [
+        *made,
+        *(Figure(NAME, SETTING, LATER, name, (), note=why) for name, why in notes.items()),
+    ]
+
+
+def _first_saves(
+    contenders: Sequence[BackgroundContender],
+    shapes: Shapes,
+    folder: Path,
+    repetitions: int,
+    failed: dict[str, str],
+) -> Samples:
+    """Each in a process that has saved nothing yet but a few bytes."""
+    samples: Samples = {}
+    for turn in range(min(3, repetitions)):
+        for contender in in_turn(contenders, turn):
+            if contender.name not in failed:
+                (blocked,) = on_ranks(1, lambda: _Racer(shapes, folder).first(contender))  # noqa: B023
+                samples.setdefault((FIRST, contender.name), []).append(blocked)
+    return samples
+
+
+class _Loop:
+    """A step is a product of matrices, on one thread, and a change to one tensor of the state."""
+
+    def __init__(self, state: State) -> None:
+        self.a = torch.randn(768, 768)
+        self.tensors = list(state.values())
+        self.count = 0
+
+    def step(self) -> float:
+        start = time.perf_counter()
+        self.a = torch.nn.functional.normalize(self.a @ self.a)
+        self.tensors[self.count % len(self.tensors)].add_(1)
+        self.count += 1
+        return time.perf_counter() - start
+
+    def quiet(self) -> float:
+        torch.set_num_threads(1)
+        return mean(self.step() for _ in range(_QUIET_STEPS))
+
+
+class _Copy:
+    """A warm copy of the same bytes by two threads: what staging cannot beat."""
+
+    def __init__(self, state: State) -> None:
+        self.tensors = list(state.values())
+        self.twins = [tensor.clone() for tensor in self.tensors]
+
+    def seconds(self) -> float:
+        halves = [range(first, len(self.tensors), _CORES) for first in range(_CORES)]
+        torch.set_num_threads(1)
+        with ThreadPoolExecutor(_CORES) as pool:
+            start = time.perf_counter()
+            list(pool.map(self._copy, halves))
+            return time.perf_counter() - start
+
+    def _copy(self, half: range) -> None:
+        for index in half:
+            self.twins[index].copy_(self.tensors[index])
+
+
+class _Racer:
+    """The process that trains."""
+
+    def __init__(self, shapes: Shapes, folder: Path) -> None:
+        self.folder = folder
+        self.nbytes = nbytes_of(shapes)
+        self.state: State = {
+            name: torch.full(shape, float(number))
+            for number, (name, shape) in enumerate(shapes.items())
+        }
+        self.loop = _Loop(self.state)
+        self.samples: Samples = {}
+        self.notes: dict[str, str] = {}
+
+    def run(
+        self, contenders: Sequence[BackgroundContender], repetitions: int
+    ) -> tuple[Samples, dict[str, str]]:
+        ready = [one for one in contenders if self._can(one)]
+        copy = _Copy(self.state)
+        copy.seconds()
+        for turn in range(-1, repetitions):
+            # The first turn warms up: first saves are measured in other processes.
+            if turn == 0:
+                self.samples.clear()
+            self._keep(LATER, COPY, copy.seconds())
+            self._keep(STEP, QUIET, self.loop.quiet())
+            self._keep(TOTAL, SYNC, self._wait_for_save())
+            for contender in in_turn(ready, turn):
+                self._measure(contender)
+        for contender in ready:
+            self._prove(contender)
+        return self.samples, self.notes
+
+    def first(self, contender: BackgroundContender) -> float:
+        self._can(contender)
+        self._measure(contender)
+        return self.samples[LATER, contender.name][0]
+
+    def _keep(self, act: str, name: str, seconds: float) -> None:
+        self.samples.setdefault((act, name), []).append(seconds)
+
+    def _can(self, contender: BackgroundContender) -> bool:
+        """Load the code that will run; of others, keep why it does not."""
+        path = self.folder / "warm"
+        try:
+            contender.prepare()
+            contender.begin({"a": torch.ones(8)}, path)()
+        except Exception as error:
+            if not contender.is_peer:
+                raise
+            is_absent = isinstance(error, ModuleNotFoundError)
+            self.notes[contender.name] = "not installed" if is_absent else repr(error)[:120]
+            return False
+        finally:
+            remove(path)
+        return True
+
+    def _wait_for_save(self) -> float:
+        path = self.folder / "checkpoint"
+        level_the_field(self.nbytes)
+        start = time.perf_counter()
+        Shardkeep().save(self.state, path)
+        seconds = time.perf_counter() - start
+        remove(path)
+        return seconds
+
+    def _measure(self, contender: BackgroundContender) -> None:
+        path = self.folder / "checkpoint"
+        gc.collect()
+        level_the_field(self.nbytes)
+        blocked, total, steps = self._save(contender, path)
+        remove(path)
+        self._keep(LATER, contender.name, blocked)
+        self._keep(TOTAL, contender.name, total)
+        if steps:
+            self._keep(STEP, contender.name, mean(steps))
+
+    def _save(self, contender: BackgroundContender, path: Path) -> tuple[float, float, list[float]]:
+        steps: list[float] = []
+        # The call may use all cores; the loop has one.
+        torch.set_num_threads(_CORES)
+        start = time.perf_counter()
+        wait = contender.begin(self.state, path)
+        blocked = time.perf_counter() - start
+        torch.set_num_threads(1)
+        # In a thread: the loop must not stop to ask.
+        with ThreadPoolExecutor(1) as pool:
+            ended = pool.submit(lambda: (wait(), time.perf_counter())[1])
+            while not ended.done():
+                steps.append(self.loop.step())
+            return blocked, ended.result() - start, steps
+
+    def _prove(self, contender: BackgroundContender) -> None:
+        """What was saved is the state of the call, whatever the loop changed since."""
+        path = self.folder / "checkpoint"
+        expected = {name: float(tensor.view(-1)[0]) for name, tensor in self.state.items()}
+        self._save(contender, path)
+        found: State = {name: torch.zeros_like(one) for name, one in self.state.items()}
+        contender.foreground.load(found, path)
+        wrong = [name for name, one in found.items() if not bool((one == expected[name]).all())]
+        remove(path)
+        if wrong and not contender.is_peer:
+            raise AssertionError(f"{contender.name}: {wrong[0]} is not what it was at the call")
+        if wrong:
+            self.notes[contender.name] = "saved what the loop changed after the call"

@@ -1,0 +1,43 @@
+"""W1: how fast does one process save and load 2 GiB?
+
+On tmpfs, where the cost of a library's own work shows, also into files that are there already; and
+on the disk: into the page cache, with fsync, and read back warm and cold.
+"""
+
+from benchmarks.asked import Asked
+from benchmarks.contenders.contender import Contender
+from benchmarks.contenders.own import RecycledFiles, Shardkeep
+from benchmarks.contenders.peers import peers
+from benchmarks.contenders.raw import Raw
+from benchmarks.contenders.torch_ways import Dcp, Safetensors, TorchSave
+from benchmarks.figures import Figure
+from benchmarks.places import BUILD, TMPFS
+from benchmarks.races import Race
+from benchmarks.stored_states import large
+
+NAME = "W1"
+TITLE = "One process, 2 GiB in 436 tensors"
+
+
+def _fresh() -> list[Contender]:
+    return [Shardkeep(), Raw(), Dcp(), Dcp(2), Dcp(4), Safetensors(), TorchSave(), *peers()]
+
+
+def _durable() -> list[Contender]:
+    ours = [Shardkeep(durable=True), Raw(durable=True)]
+    return [*ours, Dcp(durable=True), Dcp(2, durable=True), Safetensors(durable=True)]
+
+
+def run(asked: Asked) -> list[Figure]:
+    """Of all settings that are asked for."""
+    shapes = large(asked.quick)
+    figures: list[Figure] = []
+    if asked.has("tmpfs"):
+        contenders = asked.chosen([*_fresh(), RecycledFiles(), Raw(recycled=True)])
+        turns = asked.turns(5, 3)
+        figures += Race(NAME, "tmpfs", shapes, contenders, turns, place=TMPFS).run()
+    if asked.has("disk"):
+        contenders = asked.chosen([*_fresh(), *_durable()])
+        turns = asked.turns(3, 1)
+        figures += Race(NAME, "disk", shapes, contenders, turns, place=BUILD).run()
+    return figures

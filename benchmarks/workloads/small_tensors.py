@@ -1,0 +1,29 @@
+"""W3: what does each tensor cost? 20,000 of 4 KiB, on one process and over four."""
+
+from benchmarks.asked import Asked
+from benchmarks.contenders.contender import Contender
+from benchmarks.contenders.own import Shardkeep
+from benchmarks.contenders.peers import peers
+from benchmarks.contenders.raw import Raw
+from benchmarks.contenders.torch_ways import Dcp, Safetensors, TorchSave
+from benchmarks.figures import Figure
+from benchmarks.races import Race
+from benchmarks.stored_states import small
+
+NAME = "W3"
+TITLE = "20,000 tensors of 4 KiB, tmpfs"
+ALONE, TOGETHER = "1 process", "4 processes"
+
+
+def run(asked: Asked) -> list[Figure]:
+    """Of one process, then of four."""
+    shapes = small(asked.quick)
+    ours: list[Contender] = [Shardkeep(), Raw(), Dcp(), Dcp(2)]
+    figures: list[Figure] = []
+    if asked.has(ALONE):
+        contenders = asked.chosen([*ours, Safetensors(), TorchSave(), *peers()])
+        figures += Race(NAME, ALONE, shapes, contenders, asked.turns(3, 1)).run()
+    if asked.has(TOGETHER):
+        contenders = asked.chosen(ours)
+        figures += Race(NAME, TOGETHER, shapes, contenders, asked.turns(2, 1), ranks=4).run()
+    return figures
