@@ -8,7 +8,7 @@ from benchmarks.claims import value_text
 from benchmarks.figures import OURS, RAW, Figure
 
 _WIDTH, _MARGIN, _GAP = 900, 24, 36
-_ROW, _BAR, _NAMES, _VALUES = 23, 15, 158, 64
+_ROW, _BAR, _NAMES, _VALUES = 23, 15, 176, 64
 _TITLE, _HEADING = 46, 30
 _STYLE = """
 .card { fill: #ffffff } text { fill: #1f2933 } .faint { fill: #5d6b79 }

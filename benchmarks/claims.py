@@ -51,7 +51,7 @@ def value_text(value: float, unit: str) -> str:
     if unit == "s":
         return f"{1e3 * value:,.3g} ms" if value < 1 else f"{value:,.2f} s"
     if unit == "bytes":
-        return f"{value / 2**20:,.1f} MiB"
+        return f"{value / 2**20:,.1f} MiB" if value >= 2**20 else f"{value / 2**10:,.0f} KiB"
     return f"{value:.2f} x" if value < 10 else f"{value:,.0f} x"
 
 

@@ -17,7 +17,9 @@ from benchmarks.workloads.every import WORKLOADS
 
 PAGE = BUILD.parent / "docs" / "performance.md"
 START, STOP = "<!-- figures: start -->", "<!-- figures: stop -->"
-_FEW_ROWS = 4
+_COLUMNS = 5
+
+NameOf = Callable[[Figure], str]
 
 
 def main() -> None:
@@ -109,27 +111,41 @@ def _section(name: str, one: Kept) -> list[str]:
 
 
 def _tables(figures: Sequence[Figure]) -> list[str]:
-    settings = dict.fromkeys(one.setting for one in figures)
-    if len(settings) > _FEW_ROWS:
-        return [_pivot(figures, lambda one: f"{one.contender}, {one.setting}", "")]
+    """Of few settings and acts one table, of more one for each setting, of many a long one."""
+    settings = list(dict.fromkeys(one.setting for one in figures))
+    if len(settings) > _COLUMNS:
+        return [_pivot(figures, lambda one: f"{one.contender}, {one.setting}", _act)]
+    if len(settings) > 1 and len(grouped(figures)) <= _COLUMNS:
+        return [_pivot(figures, _contender, lambda one: f"{one.setting}: {one.act}")]
     return [
-        _pivot([one for one in figures if one.setting == each], lambda one: one.contender, each)
+        _pivot(
+            [one for one in figures if one.setting == each],
+            _contender,
+            lambda one: one.act if len(settings) == 1 else f"{one.setting}: {one.act}",
+        )
         for each in settings
     ]
 
 
-def _pivot(figures: Sequence[Figure], row_of: Callable[[Figure], str], corner: str) -> str:
-    """A row for each contender, a column for each act: the median, and its times of raw."""
-    acts = list(dict.fromkeys(one.act for one in figures))
+def _act(one: Figure) -> str:
+    return one.act
+
+
+def _contender(one: Figure) -> str:
+    return one.contender
+
+
+def _pivot(figures: Sequence[Figure], row_of: NameOf, column_of: NameOf) -> str:
+    """Medians, each with its times of raw, where raw took part."""
+    columns = list(dict.fromkeys(column_of(one) for one in figures))
     rows: dict[str, dict[str, str]] = {}
-    groups = grouped(figures)
-    for several in groups.values():
+    for several in grouped(figures).values():
         for one in several:
             if one.values:
-                rows.setdefault(row_of(one), {})[one.act] = _cell(one, several)
-    lines = [f"| {corner} | {' | '.join(acts)} |", f"|---{'|---:' * len(acts)}|"]
+                rows.setdefault(row_of(one), {})[column_of(one)] = _cell(one, several)
+    lines = [f"| | {' | '.join(columns)} |", f"|---{'|---:' * len(columns)}|"]
     for name, cells in rows.items():
-        lines.append(f"| {name} | {' | '.join(cells.get(act, '') for act in acts)} |")
+        lines.append(f"| {name} | {' | '.join(cells.get(one, '') for one in columns)} |")
     return "\n".join(lines)
 
 

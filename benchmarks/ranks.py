@@ -10,8 +10,8 @@ import socket
 import traceback
 import warnings
 from collections.abc import Callable
-from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar, cast
 
 import torch
 import torch._dynamo  # DTensor would import it in every process, which takes a second.
@@ -39,11 +39,21 @@ def on_ranks(size: int, act: Callable[[], T]) -> list[T]:
         theirs.close()
         ranks.append((process, mine))
     try:
-        return [_answer(rank, answers) for rank, (_, answers) in enumerate(ranks)]
+        return _answers({answers: rank for rank, (_, answers) in enumerate(ranks)})
     finally:
         for process, _ in ranks:
             process.kill()
             process.join()
+
+
+def _answers(waiting: dict[Connection, int]) -> list[Any]:
+    """By rank. The first failure is raised at once: the others may wait for that rank."""
+    found: dict[int, Any] = {}
+    while waiting:
+        for ready in wait(list(waiting)):
+            rank = waiting.pop(cast("Connection", ready))
+            found[rank] = _answer(rank, cast("Connection", ready))
+    return [found[rank] for rank in sorted(found)]
 
 
 def _free_port() -> int:
