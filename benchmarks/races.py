@@ -37,6 +37,8 @@ class Race:
     placing: Placing = Placing.ROWS
     place: Path = TMPFS
     times_loads: bool = True
+    once: Sequence[str] = ()
+    """Starts of names of those who are so slow that they take part in the first repetition only."""
 
     def run(self) -> list[Figure]:
         """The figures of all contenders."""
@@ -61,10 +63,14 @@ class _Racer:
         self.target = make(self.race.shapes, self.race.placing, filled=False)
         ready = [one for one in ready if not one.keeps or self._can(one, self._prime)]
         for turn in range(self.race.repetitions):
-            for contender in in_turn(list(ready), turn):
+            for contender in in_turn(self._those_of(turn, ready), turn):
                 if not self._can(contender, lambda one: self._turn(one, turn)):  # noqa: B023
                     ready.remove(contender)
         return self.turns
+
+    def _those_of(self, turn: int, ready: Sequence[Contender]) -> list[Contender]:
+        slow = tuple(self.race.once)
+        return [one for one in ready if turn == 0 or not (slow and one.name.startswith(slow))]
 
     def _can(self, contender: Contender, act: Callable[[Contender], None]) -> bool:
         """Do it; if one of the others fails at it, alone, keep what it said."""

@@ -1,7 +1,7 @@
 """What is the limit? The same bytes between the same memory and files, and nothing else."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,8 @@ from benchmarks.figures import RAW
 from benchmarks.stored_states import State, locals_of, share_of
 
 THREADS = 2
-_CALL_NBYTES = 2**26
+# Larger calls are slower: what they write leaves the cache.
+_CALL_NBYTES = 2**20
 _CALL_BUFFERS = 256
 
 
@@ -108,10 +109,16 @@ def _batches(views: Sequence[memoryview]) -> list[tuple[int, Sequence[memoryview
     """Where each call starts, and its buffers."""
     made: list[tuple[int, Sequence[memoryview]]] = []
     batch, start, nbytes = list[memoryview](), 0, 0
-    for view in views:
+    for view in _pieces(views):
         if batch and (nbytes + len(view) > _CALL_NBYTES or len(batch) == _CALL_BUFFERS):
             made.append((start, batch))
             batch, start, nbytes = [], start + nbytes, 0
         batch.append(view)
         nbytes += len(view)
     return [*made, (start, batch)] if batch else made
+
+
+def _pieces(views: Sequence[memoryview]) -> Iterator[memoryview]:
+    for view in views:
+        for at in range(0, len(view), _CALL_NBYTES):
+            yield view[at : at + _CALL_NBYTES]

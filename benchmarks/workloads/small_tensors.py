@@ -6,7 +6,7 @@ from benchmarks.contenders.own import Shardkeep
 from benchmarks.contenders.peers import peers
 from benchmarks.contenders.raw import Raw
 from benchmarks.contenders.torch_ways import Dcp, Safetensors, TorchSave
-from benchmarks.figures import Figure
+from benchmarks.figures import DCP, Figure
 from benchmarks.races import Race
 from benchmarks.stored_states import small
 
@@ -18,12 +18,12 @@ ALONE, TOGETHER = "1 process", "4 processes"
 def run(asked: Asked) -> list[Figure]:
     """Of one process, then of four."""
     shapes = small(asked.quick)
-    ours: list[Contender] = [Shardkeep(), Raw(), Dcp(), Dcp(2)]
+    ours: list[Contender] = [Shardkeep(), Raw(), Dcp()]
     figures: list[Figure] = []
     if asked.has(ALONE):
         contenders = asked.chosen([*ours, Safetensors(), TorchSave(), *peers()])
         figures += Race(NAME, ALONE, shapes, contenders, asked.turns(3, 1)).run()
     if asked.has(TOGETHER):
-        contenders = asked.chosen(ours)
-        figures += Race(NAME, TOGETHER, shapes, contenders, asked.turns(2, 1), ranks=4).run()
+        contenders, turns = asked.chosen(ours), asked.turns(3, 1)
+        figures += Race(NAME, TOGETHER, shapes, contenders, turns, ranks=4, once=(DCP,)).run()
     return figures
