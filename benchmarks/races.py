@@ -17,7 +17,7 @@ from benchmarks.places import TMPFS, evict, folder_on, level_the_field, remove
 from benchmarks.ranks import on_ranks
 from benchmarks.state_dicts import Shapes
 from benchmarks.stored_states import Placing, make, nbytes_of, require_equal, zero
-from benchmarks.turns import Turns, figures_of, in_turn
+from benchmarks.turns import Turns, figures_of, in_short, in_turn
 
 _TINY: Shapes = {"a": (8, 4)}
 # A file that a checkpoint prunes is first kept, then taken again.
@@ -81,7 +81,7 @@ class _Racer:
                 raise
             for what in (contender.save_act, *(["load"] if contender.loads() else [])):
                 self.turns.spans.pop((what, contender.name), None)
-                self.turns.failures[what, contender.name] = _in_short(error)
+                self.turns.failures[what, contender.name] = in_short(error)
             remove(self._path(contender))
             return False
         return True
@@ -142,10 +142,3 @@ class _Racer:
         """What was saved is on the disk before it is read, so that nobody reads beside writes."""
         if self.is_first and self.race.place != TMPFS:
             os.sync()
-
-
-def _in_short(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    if isinstance(error, ModuleNotFoundError):
-        return "not installed"
-    return f"{type(error).__name__}: {lines[-1][:120]}"

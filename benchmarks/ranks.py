@@ -75,6 +75,8 @@ def _work(rank: int, size: int, port: int, act: Callable[[], object], answers: C
     torch.set_num_threads(len(os.sched_getaffinity(0)) if size == 1 else 1)
     # PyTorch says of its ShardedTensor, at each use, that it will go.
     warnings.simplefilter("ignore", FutureWarning)
+    # What goes wrong is answered; background processes of others report every step here.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     # What torchrun sets: background processes of others look for it.
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}

@@ -13,7 +13,7 @@ _STYLES = {"met": "green", "not met": "red", "not measured": "dim"}
 
 def console() -> Console:
     """Wide enough where there is no terminal."""
-    return Console(width=None if Console().is_terminal else 130)
+    return Console(width=None if Console().is_terminal else 150)
 
 
 def figures_table(title: str, figures: Sequence[Figure]) -> Table:

@@ -49,6 +49,14 @@ def in_turn(contenders: Sequence[T], turn: int) -> list[T]:
     return [*contenders[first:], *contenders[:first]]
 
 
+def in_short(error: Exception) -> str:
+    """Why a contender did not take part."""
+    lines = str(error).strip().splitlines() or [""]
+    if isinstance(error, ModuleNotFoundError):
+        return "not installed"
+    return f"{type(error).__name__}: {lines[-1][:160]}"
+
+
 def figures_of(workload: str, setting: str, by_rank: Sequence[Turns]) -> list[Figure]:
     """Each turn lasts from the first rank's start to the last rank's end."""
     made: list[Figure] = []

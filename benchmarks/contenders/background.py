@@ -127,7 +127,7 @@ class TorchCheckpointing(BackgroundContender):
         self.manager = tc.CheckpointManager(how)
 
     def begin(self, state: State, path: Path) -> Wait:
-        saving: Any = self.manager.save(str(path), state)
+        saving: Any = self.manager.save(str(path), {"state": state})
         # Held while it copies: then the state may be changed.
         with self.manager.lock():
             return saving.result

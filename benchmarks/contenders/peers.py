@@ -115,11 +115,11 @@ class TorchCheckpointing(Contender):
         self.manager = tc.CheckpointManager(how)
 
     def save(self, state: State, path: Path) -> None:
-        self.manager.save(str(path), state)
+        self.manager.save(str(path), {"state": state})
 
     def load(self, state: State, path: Path) -> None:
-        found = self.manager.load(str(path), into=state)
-        for name, tensor in found.items():
+        found = self.manager.load(str(path), into={"state": state})
+        for name, tensor in found["state"].items():
             if tensor is not state[name]:
                 state[name].copy_(tensor)
 

@@ -9,7 +9,7 @@ everyone saves once more while the state changes: what comes back must be the st
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
@@ -24,7 +24,7 @@ from benchmarks.places import TMPFS, folder_on, level_the_field, remove
 from benchmarks.ranks import on_ranks
 from benchmarks.state_dicts import Shapes
 from benchmarks.stored_states import State, large, nbytes_of
-from benchmarks.turns import in_turn
+from benchmarks.turns import in_short, in_turn
 
 NAME = "W6"
 TITLE = "Saves in the background, 2 GiB, one process, tmpfs"
@@ -129,7 +129,7 @@ class _Racer:
     def run(
         self, contenders: Sequence[BackgroundContender], repetitions: int
     ) -> tuple[Samples, dict[str, str]]:
-        ready = [one for one in contenders if self._can(one)]
+        ready = [one for one in contenders if self._can(one, self._warm_up)]
         copy = _Copy(self.state)
         copy.seconds()
         for turn in range(-1, repetitions):
@@ -140,34 +140,44 @@ class _Racer:
             self._keep(STEP, QUIET, self.loop.quiet())
             self._keep(TOTAL, SYNC, self._wait_for_save())
             for contender in in_turn(ready, turn):
-                self._measure(contender)
+                if not self._can(contender, self._measure):
+                    ready.remove(contender)
         for contender in ready:
-            self._prove(contender)
+            self._can(contender, self._prove)
         return self.samples, self.notes
 
     def first(self, contender: BackgroundContender) -> float:
-        self._can(contender)
+        self._warm_up(contender)
         self._measure(contender)
+        remove(self.folder / "checkpoint")
         return self.samples[LATER, contender.name][0]
 
     def _keep(self, act: str, name: str, seconds: float) -> None:
         self.samples.setdefault((act, name), []).append(seconds)
 
-    def _can(self, contender: BackgroundContender) -> bool:
-        """Load the code that will run; of others, keep why it does not."""
-        path = self.folder / "warm"
+    def _can(
+        self, contender: BackgroundContender, act: Callable[[BackgroundContender], None]
+    ) -> bool:
+        """Do it; if one of the others fails at it, keep what it said."""
         try:
-            contender.prepare()
-            contender.begin({"a": torch.ones(8)}, path)()
+            act(contender)
         except Exception as error:
             if not contender.is_peer:
                 raise
-            is_absent = isinstance(error, ModuleNotFoundError)
-            self.notes[contender.name] = "not installed" if is_absent else repr(error)[:120]
+            self.notes[contender.name] = in_short(error)
+            for what in [what for what in self.samples if what[1] == contender.name]:
+                del self.samples[what]
             return False
         finally:
-            remove(path)
+            remove(self.folder / "checkpoint")
         return True
+
+    def _warm_up(self, contender: BackgroundContender) -> None:
+        """Load the code that will run."""
+        contender.prepare()
+        path = self.folder / "warm"
+        contender.begin({"a": torch.ones(8)}, path)()
+        remove(path)
 
     def _wait_for_save(self) -> float:
         path = self.folder / "checkpoint"
@@ -183,7 +193,6 @@ class _Racer:
         gc.collect()
         level_the_field(self.nbytes)
         blocked, total, steps = self._save(contender, path)
-        remove(path)
         self._keep(LATER, contender.name, blocked)
         self._keep(TOTAL, contender.name, total)
         if steps:
@@ -212,8 +221,5 @@ class _Racer:
         found: State = {name: torch.zeros_like(one) for name, one in self.state.items()}
         contender.foreground.load(found, path)
         wrong = [name for name, one in found.items() if not bool((one == expected[name]).all())]
-        remove(path)
-        if wrong and not contender.is_peer:
-            raise AssertionError(f"{contender.name}: {wrong[0]} is not what it was at the call")
         if wrong:
-            self.notes[contender.name] = "saved what the loop changed after the call"
+            raise AssertionError(f"{wrong[0]} was saved as the loop changed it after the call")
