@@ -57,7 +57,7 @@ def _tensor(
 ) -> torch.Tensor:
     if mesh is None:
         return cells(shape, number) if filled else torch.zeros(shape)
-    dim = min(placing is Placing.COLUMNS, len(shape) - 1)
+    dim = min(int(placing is Placing.COLUMNS), len(shape) - 1)
     parts, part = mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
     local = cells(shape, number).chunk(parts, dim)[part].clone()
     placements = [*(Replicate() for _ in range(mesh.ndim - 1)), Shard(dim)]
