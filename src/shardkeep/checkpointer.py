@@ -210,6 +210,7 @@ class Checkpointer:
                 "saved_at": time.time(),
                 "metrics": encode_metrics(metrics or {}),
                 "left_behind": left,
+                "keep": self._retention.as_json(),
             }
         return {
             **self._options,

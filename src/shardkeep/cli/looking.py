@@ -243,6 +243,7 @@ def explain(
       dp, fsdp, shard, dp_shard     cut dim 0 of every tensor, as fully_shard does
       tp                            cut dim 0 of tensors of two dims or more
       ddp, replicate, dp_replicate  repeat every tensor
+      pp                            deal out layers, by the number in a tensor's name
 
     --shard says otherwise, for all tensors or for some. A tensor without the
     dim, such as a step count, is repeated. Where two axes cut one dim, the

@@ -36,6 +36,8 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
             "looking:explain",
             "what loading it on other ranks would cost",
         ),
+        Command("serve", "RUN_OR_CKPT...", "viewing:serve", "all of this in a browser"),
+        Command("report", "RUN... -o X.html", "viewing:report", "the same as one HTML file"),
     ),
     MOVE: (
         Command(
@@ -71,7 +73,7 @@ _FOOT = """\
   shardkeep --install-completion teach your shell the commands
   shardkeep --version
 
-Every command takes --json for programs, and --debug for a traceback.
+Commands that print take --json for programs, all take --debug for a traceback.
 Exit code 1: damage or a difference was found; 2: a mistake, told in one line.
 Large checkpoints: torchrun --nproc-per-node 8 -m shardkeep verify CKPT"""
 

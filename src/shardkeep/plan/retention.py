@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 from shardkeep.errors import InvalidError
+from shardkeep.manifest.plain_json import Json
 
 Best = tuple[str, Literal["min", "max"], int]
 """A metric, whether less or more of it is better, and how many to keep."""
@@ -46,13 +47,51 @@ class Retention:
         """The steps that no rule keeps; the newest is always kept."""
         if self.last is None and self.every is None and self.best is None:
             return []
+        kept = {number for numbers in self.kept_by(steps).values() for number in numbers}
+        return [number for number in sorted(one.step for one in steps) if number not in kept]
+
+    def kept_by(self, steps: Sequence[SavedStep]) -> dict[str, list[int]]:
+        """The steps that each rule keeps, by the rule's name; without any rule, the newest.
+
+        >>> Retention(last=1, every=2).kept_by([SavedStep(step) for step in (1, 2, 3)])
+        {'last 1': [3], 'every 2': [2]}
+        """
         numbers = sorted(one.step for one in steps)
-        kept = set(numbers[-(self.last or 1) :])
+        newest = "newest" if self.last is None else f"last {self.last}"
+        found = {newest: numbers[-(self.last or 1) :]}
         if self.every is not None:
-            kept.update(number for number in numbers if number % self.every == 0)
+            found[f"every {self.every}"] = [n for n in numbers if n % self.every == 0]
         if self.best is not None:
-            kept.update(ranked(steps, *self.best[:2])[: self.best[2]])
-        return [number for number in numbers if number not in kept]
+            metric, order, count = self.best
+            found[f"best {count} by {metric}"] = ranked(steps, metric, order)[:count]
+        return found
+
+    def as_json(self) -> dict[str, Json]:
+        """The rules that there are, as a checkpoint's metadata have them."""
+        said = {"last": self.last, "every": self.every, "best": self.best and list(self.best)}
+        return {name: rule for name, rule in said.items() if rule is not None}
+
+    @classmethod
+    def from_json(cls, said: object) -> Retention:
+        """What `as_json` wrote; what makes no sense is left out."""
+        rules = cast("dict[str, object]", said) if isinstance(said, dict) else {}
+        last, every, best = (rules.get(name) for name in ("last", "every", "best"))
+        try:
+            return cls(
+                last if type(last) is int else None,
+                every if type(every) is int else None,
+                _best_of(best),
+            )
+        except InvalidError:
+            return cls()
+
+
+def _best_of(said: object) -> Best | None:
+    match said:
+        case [str(metric), "min" | "max" as order, int(count)]:
+            return metric, order, count
+        case _:
+            return None
 
 
 def _check_best(best: Best) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from shardkeep.boxes import Box
 from shardkeep.manifest import TensorRecord, itemsize
 from shardkeep.plan.reads import WindowRead
-from shardkeep.transfer.load import BIT_DTYPES, Want, plan_load
+from shardkeep.transfer.load import BIT_DTYPES, FilePlan, Want, plan_load
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.read import Array
 
@@ -32,12 +32,24 @@ class ReadCost:
 def cost_of(opened: Opened, boxes: Iterable[tuple[TensorRecord, Box]], *, threads: int) -> ReadCost:
     """The cost of reading boxes of stored tensors, each to memory of its own."""
     wanted = list(boxes)
-    memory = _untouched(max((_nbytes(*one) for one in wanted), default=0))
-    wants = [Want(record, box, _array(memory, record, box)) for record, box in wanted]
-    plans = plan_load(opened, wants, threads=threads)
+    plans = plans_of(opened, wanted, threads=threads)
+    return cost_of_plans(plans, sum(_nbytes(*one) for one in wanted))
+
+
+def plans_of(
+    opened: Opened, boxes: Sequence[tuple[TensorRecord, Box]], *, threads: int
+) -> list[FilePlan]:
+    """What would be read of each file; the arrays of the plans have no memory behind them."""
+    memory = _untouched(max((_nbytes(*one) for one in boxes), default=0))
+    wants = [Want(record, box, _array(memory, record, box)) for record, box in boxes]
+    return plan_load(opened, wants, threads=threads)
+
+
+def cost_of_plans(plans: Sequence[FilePlan], nbytes_wanted: int) -> ReadCost:
+    """The cost of plans that together give so many bytes."""
     windows = [r for plan in plans for r in plan.reads if isinstance(r, WindowRead)]
     return ReadCost(
-        nbytes_wanted=sum(want.array.nbytes for want in wants),
+        nbytes_wanted=nbytes_wanted,
         nbytes_read=sum(plan.nbytes for plan in plans),
         requests=sum(len(plan.reads) for plan in plans),
         files=len(plans),

@@ -52,6 +52,8 @@ class StepRecord:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     left_behind: Mapping[int, str] = field(default_factory=dict[int, str])
     """Newer steps, with their save ids, of the attempt that its run went back on."""
+    keep: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What its run kept at that time, as `Retention.as_json` says it."""
 
     @property
     def as_saved(self) -> SavedStep:
@@ -144,6 +146,7 @@ def _record(step: int, name: str, manifest: Summary, problem: str) -> StepRecord
         _number(run.get("saved_at")),
         decode_metrics(run.get("metrics")),
         _left_behind(run.get("left_behind")),
+        _as_dict(run.get("keep")),
     )
 
 
@@ -156,6 +159,10 @@ def _missing_file(storage: Storage, manifest: Summary) -> str:
         if sizes[name] != record.nbytes:
             return f"{name} has {sizes[name]:,} bytes instead of {record.nbytes:,}"
     return ""
+
+
+def _as_dict(said: object) -> dict[str, Any]:
+    return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
 
 
 def _number(value: object) -> float:

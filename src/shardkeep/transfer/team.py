@@ -26,6 +26,13 @@ class Team:
     size: int = 1
     threads: int = 0
     """For each; 0 for as many as there are cores."""
+    quiet: bool = False
+    """Whether nobody wants to see how far the work is."""
+
+    @property
+    def shows(self) -> bool:
+        """Whether this one shows how far the work is."""
+        return self.leads and not self.quiet
 
     @property
     def leads(self) -> bool:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import numpy as np
+
 from shardkeep.boxes import Box
 from shardkeep.errors import InvalidError, name_ranks
 from shardkeep.layouts import Layout, Mesh, Replicate, Split
@@ -17,10 +19,12 @@ from shardkeep.manifest import TensorRecord
 from shardkeep.transfer.cost import ReadCost, cost_of
 from shardkeep.transfer.opened import Opened
 from shardkeep.view.pieces import core_count
+from shardkeep.view.stages import stages_of
 
 _SPLITS = ("dp", "fsdp", "shard", "dp_shard")
 _REPEATS = ("ddp", "replicate", "dp_replicate")
 _SPLITS_MATRICES = ("tp",)
+_STAGES = "pp"
 _MAX_RANKS = 2**20
 
 
@@ -63,13 +67,18 @@ def parse_rules(axes: Mapping[str, int], shards: Sequence[str]) -> list[Rule]:
             rules.append(Rule(axis, 0))
         elif axis in _SPLITS_MATRICES:
             rules.append(Rule(axis, 0, min_ndim=2))
-        elif axis not in _REPEATS and all(rule.axis != axis for rule in said):
+        elif axis not in (*_REPEATS, _STAGES) and all(rule.axis != axis for rule in said):
             raise InvalidError(
                 f"what does the axis {axis!r} do? Say --shard {axis}:0 if it cuts dim 0 of every "
                 f"tensor, --shard '{axis}:1:*.down.weight' of some, --shard {axis}:none if it "
                 "repeats them"
             )
     return rules + said
+
+
+def has_stages(axes: Mapping[str, int], rules: Sequence[Rule]) -> bool:
+    """Whether an axis gives each of its stages layers of its own, instead of cutting tensors."""
+    return _STAGES in axes and all(rule.axis != _STAGES for rule in rules)
 
 
 def _parse_rule(axes: Mapping[str, int], text: str) -> Rule:
@@ -149,31 +158,88 @@ def explain_mesh(
     most: int,
 ) -> MeshCost:
     """What loading the tensors would cost; at most `most` distinct ranks are planned."""
-    if most < 1:
-        raise InvalidError(f"--ranks is how many to plan, at least 1; got {most}")
-    shape = tuple(axes.values())
-    mesh = Mesh(shape, tuple(range(math.prod(shape))))
+    shares = share_out(opened, keys, axes, rules)
+    planned = [
+        RanksCost(ranks, cost_of(opened, shares.boxes_of(ranks[0]), threads=core_count()))
+        for ranks in shares.chosen(most)
+    ]
+    return MeshCost(dict(axes), shares.ranks, len(shares.alike), tuple(planned))
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Who would hold what."""
+
+    ranks: int
+    alike: Sequence[tuple[int, ...]]
+    """All ranks, in groups that hold the same."""
+    layouts: Sequence[tuple[TensorRecord, Layout]]
+
+    def chosen(self, most: int) -> list[tuple[int, ...]]:
+        """At most so many of the groups, spread evenly."""
+        if most < 1:
+            raise InvalidError(f"--ranks is how many to plan, at least 1; got {most}")
+        return [self.alike[at] for at in _spread(len(self.alike), most)]
+
+    def boxes_of(self, rank: int) -> list[tuple[TensorRecord, Box]]:
+        """What a rank holds of each tensor."""
+        return [(record, box) for record, layout in self.layouts for box in layout.boxes_of(rank)]
+
+
+def share_out(
+    opened: Opened, keys: Sequence[str], axes: Mapping[str, int], rules: Sequence[Rule]
+) -> Shares:
+    """Who would hold what of the tensors."""
     records = [opened.manifest.tensor(key) for key in keys]
-    placed = [(record, placements_of(record, axes, rules)) for record in records]
-    alike = _alike(mesh, placed)
-    chosen = [alike[at] for at in _spread(len(alike), most)]
-    layouts = [(record, Layout.on_mesh(record.shape, mesh, places)) for record, places in placed]
-    planned = [RanksCost(ranks, _rank_cost(opened, layouts, ranks[0])) for ranks in chosen]
-    return MeshCost(dict(axes), len(mesh.ranks), len(alike), tuple(planned))
-
-
-def _alike(
-    mesh: Mesh, placed: Sequence[tuple[TensorRecord, tuple[Placement, ...]]]
-) -> list[tuple[int, ...]]:
-    """Ranks in groups that hold the same: they differ only along axes that cut nothing."""
+    staged = has_stages(axes, rules)
+    stages = stages_of(records, axes[_STAGES]) if staged else [None] * len(records)
+    meshes = _Meshes(axes, staged)
+    layouts = [
+        (record, Layout.on_mesh(record.shape, meshes.at(stage), meshes.placements(record, rules)))
+        for record, stage in zip(records, stages, strict=True)
+    ]
     cutting = [
         at
-        for at in range(len(mesh.shape))
-        if any(isinstance(places[at], Split) for _, places in placed)
+        for at, axis in enumerate(axes)
+        if (staged and axis == _STAGES)
+        or any(_dim_of(record, axis, rules) is not None for record in records)
     ]
+    return Shares(meshes.whole.size, _alike(tuple(axes.values()), cutting), layouts)
+
+
+class _Meshes:
+    """The mesh, and the part of it that each stage of a pipeline has."""
+
+    def __init__(self, axes: Mapping[str, int], staged: bool) -> None:
+        self._axes = {name: n for name, n in axes.items() if not (staged and name == _STAGES)}
+        self.whole = np.arange(math.prod(axes.values())).reshape(tuple(axes.values()))
+        self._at = list(axes).index(_STAGES) if staged else None
+        self._known: dict[int | None, Mesh] = {}
+
+    def at(self, stage: int | None) -> Mesh:
+        """The ranks of a stage; None for all, those of the stages side by side."""
+        if stage not in self._known:
+            self._known[stage] = self._made(stage)
+        return self._known[stage]
+
+    def _made(self, stage: int | None) -> Mesh:
+        ranks = self.whole
+        if self._at is not None:
+            ranks = np.moveaxis(ranks, self._at, 0)
+            ranks = ranks if stage is None else ranks[stage : stage + 1]
+        else:
+            ranks = ranks[None]
+        return Mesh(ranks.shape, tuple(ranks.reshape(-1).tolist()))
+
+    def placements(self, record: TensorRecord, rules: Sequence[Rule]) -> tuple[Placement, ...]:
+        return (Replicate(), *placements_of(record, self._axes, rules))
+
+
+def _alike(shape: tuple[int, ...], cutting: Sequence[int]) -> list[tuple[int, ...]]:
+    """Ranks in groups that hold the same: they differ only along axes that cut nothing."""
     groups: dict[tuple[int, ...], list[int]] = {}
-    for rank in mesh.ranks:
-        coordinate = unravel(rank, mesh.shape)
+    for rank in range(math.prod(shape)):
+        coordinate = unravel(rank, shape)
         groups.setdefault(tuple(coordinate[at] for at in cutting), []).append(rank)
     return [tuple(ranks) for ranks in groups.values()]
 
@@ -187,12 +253,3 @@ def _spread(count: int, most: int) -> list[int]:
     if count <= most:
         return list(range(count))
     return [at * (count - 1) // max(1, most - 1) for at in range(most)]
-
-
-def _rank_cost(
-    opened: Opened, layouts: Sequence[tuple[TensorRecord, Layout]], rank: int
-) -> ReadCost:
-    boxes: list[tuple[TensorRecord, Box]] = [
-        (record, box) for record, layout in layouts for box in layout.boxes_of(rank)
-    ]
-    return cost_of(opened, boxes, threads=core_count())

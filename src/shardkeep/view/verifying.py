@@ -65,7 +65,7 @@ def _verify_own(opened: Opened, team: Team) -> Verified:
     mine = team.share(acts, [nbytes for nbytes, _ in acts])
     nbytes = sum(size for size, _ in mine)
     own = [act for _, act in mine]
-    for found in run_all(own, nbytes, "verifying", show=team.leads, threads=team.threads):
+    for found in run_all(own, nbytes, "verifying", show=team.shows, threads=team.threads):
         problems += found
     return Verified(0, problems, "")
 

@@ -1,0 +1,1 @@
+"""The viewer: what a browser asks for, and who answers."""

@@ -1,0 +1,98 @@
+"""Who would read which bytes of which file, if a checkpoint were loaded on another mesh?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from shardkeep.manifest import itemsize
+from shardkeep.transfer.cost import cost_of_plans, plans_of
+from shardkeep.transfer.load import FilePlan
+from shardkeep.transfer.opened import Opened
+from shardkeep.view.explaining import (
+    MeshCost,
+    RanksCost,
+    Shares,
+    parse_mesh,
+    parse_rules,
+    share_out,
+)
+from shardkeep.view.keys import keys_of
+from shardkeep.view.pieces import core_count
+
+_MOST_RANKS = 16
+_MOST_RANGES = 400
+
+
+def what_if_page(
+    opened: Opened, mesh: str, shards: Sequence[str], pattern: str | None
+) -> dict[str, Any]:
+    """The load plan of each rank, or of some of them, spread evenly."""
+    axes = parse_mesh(mesh)
+    keys = keys_of(opened.manifest, pattern)
+    shares = share_out(opened, keys, axes, parse_rules(axes, shards))
+    threads = core_count()
+    planned: list[RanksCost] = []
+    readers: list[dict[str, Any]] = []
+    for ranks in shares.chosen(_MOST_RANKS):
+        plans, wanted = _plan(opened, shares, ranks[0], threads)
+        cost = cost_of_plans(plans, wanted)
+        planned.append(RanksCost(ranks, cost))
+        peak = cost.nbytes_wanted + threads * cost.scratch_nbytes
+        files = [_file(plan) for plan in plans]
+        name = planned[-1].name
+        readers.append(
+            {
+                "ranks": name,
+                "count": len(ranks),
+                **asdict(cost),
+                "peak_nbytes": peak,
+                "reads": files,
+            }
+        )
+    found = MeshCost(axes, shares.ranks, len(shares.alike), tuple(planned))
+    totals = ("nbytes_wanted", "nbytes_read", "requests")
+    return {
+        "mesh": axes,
+        "ranks": found.ranks,
+        "distinct": found.distinct,
+        "is_sample": found.is_sample,
+        "threads": threads,
+        "total": {name: found.total(name) for name in totals},
+        "readers": readers,
+        "file_nbytes": list(opened.manifest.files.nbytes),
+        "file_names": [opened.manifest.file_name(n) for n in range(len(opened.manifest.files))],
+    }
+
+
+def _plan(opened: Opened, shares: Shares, rank: int, threads: int) -> tuple[list[FilePlan], int]:
+    boxes = shares.boxes_of(rank)
+    plans = plans_of(opened, boxes, threads=threads)
+    return plans, sum(box.numel * itemsize(record.dtype) for record, box in boxes)
+
+
+def _file(plan: FilePlan) -> dict[str, Any]:
+    ranges = _joined([(read.start, read.stop) for read in plan.reads])
+    return {
+        "file": plan.index,
+        "nbytes": plan.nbytes,
+        "requests": len(plan.reads),
+        "ranges": ranges[:_MOST_RANGES],
+        "range_count": len(ranges),
+    }
+
+
+def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The ranges in order, those that touch as one.
+
+    >>> _joined([(4, 8), (0, 4), (9, 10)])
+    [(0, 8), (9, 10)]
+    """
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
+        else:
+            found.append((start, stop))
+    return found
