@@ -91,7 +91,7 @@ def test_two_axes_that_cut_one_dim_tile_it(shape):
         ("dp=0", [], "--mesh is as in"),
         ("dp=2,dp=2", [], "each axis once"),
         ("dp=9999999", [], "more than"),
-        ("pp=2", [], "what does the axis 'pp' do"),
+        ("ep=2", [], "what does the axis 'ep' do"),
         ("dp=2", ["tp:0"], "an axis of the mesh"),
         ("dp=2", ["dp:x"], "--shard is"),
     ],
@@ -123,3 +123,23 @@ def test_explain_takes_no_memory_for_tensors_that_are_larger_than_it(tmp_path, c
     code, text, err = run(capsys, "explain", file, "--mesh", "ddp=4")
     assert (code, err) == (0, "")
     assert "16.0 TiB" in text
+
+
+def test_stages_of_a_pipeline_hold_runs_of_layers(tmp_path):
+    state = {f"model.layers.{n}.w": torch.zeros(8, 4) for n in range(4)}
+    state |= {"model.embed.w": torch.zeros(8, 4), "head": torch.zeros(16), "n": torch.tensor(1)}
+    sk.save(state, tmp_path, durable=False)
+    cost = found(tmp_path, "dp=2,pp=2")
+    layers, embed, head, count = 2 * 128, 128, 64, 8
+    assert [one.cost.nbytes_wanted for one in cost.planned] == [
+        (layers + embed) // 2 + count,
+        (layers + head) // 2 + count,
+        (layers + embed) // 2 + count,
+        (layers + head) // 2 + count,
+    ]
+
+
+def test_a_rule_for_the_axis_called_pp_takes_the_place_of_stages(saved):
+    assert found(saved, "pp=2", "pp:0").total("nbytes_wanted") == found(saved, "dp=2").total(
+        "nbytes_wanted"
+    )

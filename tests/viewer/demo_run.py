@@ -7,6 +7,7 @@ tensor has gone bad, one checkpoint is damaged and one was broken off.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -87,17 +88,20 @@ def save_step(
     return path
 
 
-def make_run(run: Path) -> Path:
+def make_run(run: Path, *, width: int = 64) -> Path:
     """The run; steps 200 to 700 are whole, 500 is damaged, 800 was broken off."""
     for step in (200, 400, 500, 600, 650, 700):
         world = 4 if step < 650 else 2
         loss, lr = 2.2 * math.exp(-step / 300) + 1.1, 3e-4 * (1 - step / 1000)
-        path = save_step(run, step, state_at(step, world), world, loss=loss, lr=lr)
+        path = save_step(run, step, state_at(step, world, width=width), world, loss=loss, lr=lr)
         if step == 500:
             next(path.glob("*.safetensors")).unlink()
     broken = run / "step-00000800"
     broken.mkdir()
-    (broken / "0123456789abcdef-00000-0.safetensors").write_bytes(b"half")
+    half = broken / "0123456789abcdef-00000-0.safetensors"
+    half.write_bytes(b"half")
+    for path in (half, broken):
+        os.utime(path, (_BEGAN + 4800, _BEGAN + 4800))
     return run
 
 

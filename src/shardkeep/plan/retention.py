@@ -88,8 +88,10 @@ class Retention:
 
 def _best_of(said: object) -> Best | None:
     match said:
-        case [str(metric), "min" | "max" as order, int(count)]:
-            return metric, order, count
+        case [str(metric), "min", int(count)]:
+            return metric, "min", count
+        case [str(metric), "max", int(count)]:
+            return metric, "max", count
         case _:
             return None
 

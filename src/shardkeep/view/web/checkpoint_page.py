@@ -6,7 +6,7 @@ Tensors come as columns, names of dtypes and shapes once: 100,000 of them are a 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -47,7 +47,7 @@ def checkpoint_page(at: str, opened: Opened) -> dict[str, Any]:
 def _said(manifest: Manifest) -> dict[str, Any]:
     """What the run and the user say of it."""
     run = manifest.metadata.get(RUN_KEY)
-    said = cast("dict[str, Any]", run) if isinstance(run, dict) and "step" in run else {}
+    said = run if isinstance(run, dict) and "step" in run else {}
     metrics = decode_metrics(said.get("metrics"))
     others = {k: v for k, v in manifest.metadata.items() if k != RUN_KEY or not said}
     return {

@@ -139,12 +139,13 @@ def _read(opened: Opened, record: TensorRecord, sample: Sample) -> tuple[Stats, 
 
 
 def _distance(values: Array, before: Array | None) -> float | str:
-    """The norm of the change for each unit of the norm before."""
+    """The norm of the change of finite values for each unit of their norm before."""
     if before is None:
         return 0.0
-    with np.errstate(all="ignore"):
-        norm = float(np.linalg.norm(before))
-        apart = float(np.linalg.norm(values - before))
+    # One bad cell must not hide how far the others have gone.
+    known = np.isfinite(values) & np.isfinite(before)
+    norm = float(np.linalg.norm(before[known]))
+    apart = float(np.linalg.norm(values[known] - before[known]))
     if not norm:
         return 0.0 if not apart else finite(math.inf)
     return finite(apart / norm)

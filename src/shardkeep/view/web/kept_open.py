@@ -20,7 +20,7 @@ _MOST = 4
 Stamp = tuple[int, ...]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Kept:
     path: Path
     stamp: Stamp
@@ -61,7 +61,7 @@ class KeptOpen:
         stale = [one for one in others if one.path == path]
         fresh = [one for one in others if one.path != path]
         self._kept = [*fresh, found][-_MOST:]
-        for one in [*stale, *fresh[: len(fresh) + 1 - _MOST]]:
+        for one in [*stale, *(one for one in fresh if one not in self._kept)]:
             one.dropped = True
             self._close_unused(one)
         return found

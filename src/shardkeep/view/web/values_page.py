@@ -86,7 +86,7 @@ class _Axis:
 
 
 def slice_page(
-    opened: Opened, key: str, asked: Mapping[str, str], *, most: int = 192
+    opened: Opened, key: str, asked: Mapping[str, str], *, most: int = 256
 ) -> dict[str, Any]:
     """Cells of two dims at an index of the others; of many cells each n-th of a dim."""
     record = opened.manifest.tensor(key)
