@@ -55,8 +55,10 @@ torture: $(READY) ## the long campaigns, then property tests with many more exam
 torture-peers: $(PEERS)/.ready ## what becomes of other libraries' checkpoints; writes docs/reliability.md
 	PYTHONPATH=src:. $(PEERS)/bin/python -m torture.peers $(TORTURE_ARGS)
 
-docs: $(READY) ## run the examples in the documentation pages (builds no site)
+docs: $(READY) ## build the site into build/site, without a network, and run the examples of its pages
+	$(BIN)/python -m mkdocs build --strict
 	$(BIN)/python -m pytest tests/docs $(PYTEST_ARGS)
+	@echo "open build/site/index.html"
 
 clean: ## remove caches and build products; keeps $(VENV)
 	rm -rf build dist .hypothesis .import_linter_cache .pytest_cache .ruff_cache

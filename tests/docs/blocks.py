@@ -1,7 +1,8 @@
 """Which examples does a page have, how do they run, and what should they print?
 
-A block is fenced as `python`; an info string `python ranks=4` has it run on four ranks, and
-`python torchrun=4`, or 2, as a script of its own. A `text` block right below shows what it prints.
+A block is fenced as `python`; an info string `python ranks=4` has it run on four ranks,
+`python torchrun=4`, or 2, as a script of its own, and `python peers` as a script where other
+libraries are installed. A `text` block right below shows what it prints.
 """
 
 import contextlib
@@ -14,12 +15,13 @@ from typing import Any, Literal
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 
-Way = Literal["here", "ranks", "torchrun"]
+Way = Literal["here", "ranks", "torchrun", "peers"]
 _WAYS: dict[str, tuple[Way, int]] = {
     "python": ("here", 1),
     "python ranks=4": ("ranks", 4),
     "python torchrun=2": ("torchrun", 2),
     "python torchrun=4": ("torchrun", 4),
+    "python peers": ("peers", 1),
 }
 _FENCE = re.compile(r"```(.*)")
 

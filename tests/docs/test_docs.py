@@ -1,5 +1,6 @@
 """What the pages show is what happens: every example is run, and what it prints compared."""
 
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from shardkeep.sharded import functions
 from tests.distributed.pool import Pool
 from tests.docs.blocks import PAGES, ROOT, Block, Way, blocks_of, run_block, run_on_rank
 
+# A Python of an environment of its own: .venv-peers, unless SHARDKEEP_PEERS names another.
+PEERS = Path(os.environ.get("SHARDKEEP_PEERS", ROOT / ".venv-peers"), "bin", "python")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
@@ -75,16 +78,30 @@ def test_a_page_runs_on_four_ranks_and_rank_0_prints_what_it_shows(pool4, page):
 @pytest.mark.distributed
 @pytest.mark.xdist_group("distributed")
 @pytest.mark.parametrize("page", pages_with("torchrun"))
-def test_a_script_of_a_page_runs_under_torchrun(tmp_path, page):
+def test_the_scripts_of_a_page_run_under_torchrun_in_one_folder(tmp_path, page):
     for block in page_blocks(page, "torchrun"):
-        script = tmp_path / "script.py"
-        script.write_text(block.code)
-        assert_prints(page, block, run_torchrun(script, block.processes))
+        command = [*TORCHRUN, str(block.processes)]
+        assert_prints(page, block, run_script(block, command, tmp_path))
 
 
-def run_torchrun(script: Path, processes: int) -> str:
-    command = [*TORCHRUN, str(processes), str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+@pytest.mark.skipif(not PEERS.exists(), reason="make torture-peers installs other libraries")
+@pytest.mark.parametrize("page", pages_with("peers"))
+def test_the_scripts_of_a_page_run_beside_other_libraries(tmp_path, page):
+    for block in page_blocks(page, "peers"):
+        assert_prints(page, block, run_script(block, [str(PEERS)], tmp_path))
+
+
+def run_script(block: Block, command: list[str], folder: Path) -> str:
+    script = folder / "script.py"
+    script.write_text(block.code)
+    done = subprocess.run(
+        [*command, str(script)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -115,7 +132,7 @@ def index_page() -> str:
     return (ROOT / "docs" / "index.md").read_text()
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
 def test_links_of_a_page_lead_somewhere(page):
     links = re.findall(r"\]\(([^)]+)\)", (ROOT / page).read_text())
     for target in (link for link in links if "://" not in link):

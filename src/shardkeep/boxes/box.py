@@ -91,18 +91,22 @@ class Box:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The length of each side."""
         return tuple(map(sub, self.stop, self.start))
 
     @property
     def ndim(self) -> int:
+        """How many dims it has."""
         return len(self.start)
 
     @property
     def numel(self) -> int:
+        """How many cells it has."""
         return math.prod(self.shape)
 
     @property
     def is_empty(self) -> bool:
+        """Whether it has no cell."""
         return any(map(eq, self.start, self.stop))
 
     def intersect(self, other: Box) -> Box | None:

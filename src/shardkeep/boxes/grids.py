@@ -49,6 +49,7 @@ class Grid:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Of what is tiled."""
         return tuple([cuts[-1] for cuts in self.cuts])
 
     @property
@@ -58,6 +59,7 @@ class Grid:
 
     @property
     def cell_count(self) -> int:
+        """How many cells there are, empty ones included."""
         return math.prod(self.counts)
 
     def cell(self, index: int) -> Box:

@@ -32,10 +32,12 @@ class ByteRanges:
 
     @property
     def run_count(self) -> int:
+        """How many byte ranges there are."""
         return math.prod([count for count, _ in self.loops])
 
     @property
     def total_nbytes(self) -> int:
+        """The bytes of all of them."""
         return self.run_nbytes * self.run_count
 
     def __iter__(self) -> Iterator[tuple[int, int]]:

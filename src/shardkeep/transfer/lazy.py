@@ -96,10 +96,12 @@ class Checkpoint(Mapping[str, "StoredTensor"]):
 
     @property
     def path(self) -> str:
+        """Where it lies."""
         return self._storage.location
 
     @property
     def save_id(self) -> str:
+        """The name of the save that made it; another save has another one."""
         return self.manifest.save_id
 
     @property
@@ -233,10 +235,12 @@ class StoredTensor:
 
     @property
     def key(self) -> str:
+        """Its dotted path."""
         return self._record.key
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Its global shape."""
         return self._record.shape
 
     @property
@@ -246,6 +250,7 @@ class StoredTensor:
 
     @property
     def nbytes(self) -> int:
+        """The bytes of its values."""
         return self._record.nbytes
 
     def __getitem__(self, index: Any) -> torch.Tensor:

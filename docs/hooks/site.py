@@ -1,0 +1,91 @@
+"""What makes a site of the pages? MkDocs calls these functions while it builds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from docs.hooks.keywords import index_page, keywords
+from docs.hooks.links import ELSEWHERE, relinked, source_of, with_references
+from docs.hooks.reference import links, members, public_names
+from docs.hooks.sections import Section, lines_of, sections_of, without_marks
+
+ROOT = Path(__file__).parents[2]
+INDEX = "keyword-index.md"
+# Pages that have a place already.
+PLANNED = {"multi-host.md", "object-stores.md", "performance.md", "tiers.md", "viewer.md"}
+_WAYS = {
+    "python ranks=4": "on 4 ranks, after init_process_group: torchrun --nproc-per-node 4",
+    "python torchrun=2": "a script: torchrun --nproc-per-node 2",
+    "python torchrun=4": "a script: torchrun --nproc-per-node 4",
+}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Leave out of the navigation what is still to be written."""
+    config.nav = _written(config.nav, Path(config.docs_dir))
+    return config
+
+
+def _written(nav: Any, docs: Path) -> Any:
+    if isinstance(nav, dict):
+        below = {title: _written(one, docs) for title, one in nav.items()}
+        return {title: one for title, one in below.items() if one} or None
+    if isinstance(nav, list):
+        return [kept for one in nav if (kept := _written(one, docs))]
+    return nav if nav not in PLANNED or (docs / nav).exists() else None
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are not in `docs/`, and the index that is made of all."""
+    for page, source in ELSEWHERE.items():
+        text = (ROOT / source).read_text()
+        files.append(File.generated(config, page, content=text))
+    docs = Path(config.docs_dir)
+    found = keywords(all_sections(config), links(docs), members(docs))
+    files.append(File.generated(config, INDEX, content=index_page(found)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """What a page says, with links and fences as the site needs them."""
+    name = page.file.src_uri
+    text = _titled(without_marks(markdown))
+    if name == INDEX:
+        return text
+    return with_references(relinked(name, text), public_names())
+
+
+def all_sections(config: MkDocsConfig) -> list[Section]:
+    """The sections of all pages that explain something, in the order of the navigation."""
+    pages = [
+        page for page in nav_pages(config.nav) if page != INDEX and not page.startswith("api/")
+    ]
+    return [
+        section
+        for page in pages
+        if page != "changelog.md"
+        for section in sections_of(page, (ROOT / source_of(page)).read_text())
+    ]
+
+
+def nav_pages(nav: Any) -> list[str]:
+    """The pages of a navigation, in its order."""
+    if isinstance(nav, str):
+        return [nav]
+    if isinstance(nav, dict):
+        return [page for below in nav.values() for page in nav_pages(below)]
+    return [page for one in nav for page in nav_pages(one)]
+
+
+def _titled(text: str) -> str:
+    """Examples say how they are run."""
+    lines: list[str] = []
+    for line, _ in lines_of(text):
+        way = _WAYS.get(line.strip().removeprefix("```"))
+        lines.append(f'```python title="{way}"\n' if way and line.startswith("```") else line)
+    return "".join(lines)
