@@ -116,7 +116,7 @@ def test_search_needs_no_server(site):
     index = (site / "search" / "search_index.js").read_text()
     assert "Checkpointer" in index
     home = tags_of(site / "index.html")
-    assert any("worker" in one for one in home.loaded)
+    assert any(one.endswith("iframe-worker.js") for one in home.loaded)
 
 
 def test_every_public_name_is_in_the_index_with_its_reference_and_a_page(site):
