@@ -56,7 +56,7 @@ torture-peers: $(PEERS)/.ready ## what becomes of other libraries' checkpoints; 
 	PYTHONPATH=src:. $(PEERS)/bin/python -m torture.peers $(TORTURE_ARGS)
 
 docs: $(READY) ## build the site into build/site, without a network, and run the examples of its pages
-	$(BIN)/python -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	$(BIN)/python -m pytest tests/docs $(PYTEST_ARGS)
 	@echo "open build/site/index.html"
 

@@ -22,6 +22,7 @@ _WAYS = {
     "python ranks=4": "on 4 ranks, after init_process_group: torchrun --nproc-per-node 4",
     "python torchrun=2": "a script: torchrun --nproc-per-node 2",
     "python torchrun=4": "a script: torchrun --nproc-per-node 4",
+    "python peers": "a script",
 }
 
 

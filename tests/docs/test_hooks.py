@@ -60,7 +60,8 @@ def test_the_index_has_names_members_what_tables_define_and_concepts():
         one.text: one.places for one in keywords(sections_of("boxes.md", PAGE), names, members)
     }
     ways = Place("Boxes: Ways to make one", "boxes.md#ways-to-make-one")
-    assert found["Box"] == (Place("reference", "api.md#Box"), Place("Boxes", "boxes.md"))
+    assert found["Box"][0] == Place("reference", "api.md#Box")
+    assert set(found["Box"][1:]) == {Place("Boxes", "boxes.md"), ways}
     assert found["shape"] == (Place("of Box", "api.md#Box.shape"),)
     assert found["sized"] == found["Box.whole"] == (ways,)
     assert found["rectangle"] == (Place("Boxes", "boxes.md"),)

@@ -39,7 +39,7 @@ class Grid:
 
     @classmethod
     def split(cls, shape: Sequence[int], counts: Sequence[Sequence[int]]) -> Grid:
-        """The grid of `shape` in which dim d is split by counts[d][0], each piece by the next."""
+        """The grid of `shape` in which dim d is split by `counts[d][0]`, each piece by the next."""
         if len(shape) != len(counts):
             raise InvalidError(
                 f"shape {tuple(shape)} has {len(shape)} dims, got counts for {len(counts)}"
