@@ -16,10 +16,13 @@ from docs.hooks.sections import Section
 
 _MAX_PLACES = 3
 _CELL = re.compile(r"^\| *((?:`[^`|]+`(?:, | and | or |/| )*)+) *\|", re.MULTILINE)
-_WORD = re.compile(r"^\| ([a-z][a-z ,]*) \|", re.MULTILINE)
+_WORD = re.compile(r"^\| ([A-Za-z][A-Za-z ,]*) \|", re.MULTILINE)
 _NAME = re.compile(r"(?:sk\.)?([A-Za-z_][\w.]*)(?=\(|=|$)")
 # What a sign that a section explains a name is worth.
 _MARKED, _IN_TITLE, _IN_TABLE, _IN_PROSE, _IN_CODE = 1000, 100, 50, 5, 1
+
+
+DIV = '<div class="keywords" markdown>'
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def index_page(found: Iterable[Keyword]) -> str:
         "Every public name and every concept, and where it is explained.",
     ]
     for letter, group in groupby(found, key=lambda one: one.letter):
-        lines += ["", f"## {letter}", "", *map(_line, group)]
+        lines += ["", f"## {letter}", "", DIV, "", *map(_line, group), "", "</div>"]
     return "\n".join(lines) + "\n"
 
 

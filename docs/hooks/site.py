@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[2]
 INDEX = "keyword-index.md"
 # Pages that have a place already.
 PLANNED = {"multi-host.md", "object-stores.md", "performance.md", "tiers.md", "viewer.md"}
+# Pages with tables that need all the room.
+WIDE = {"attacks.md", "comparison.md"}
 _WAYS = {
     "python ranks=4": "on 4 ranks, after init_process_group: torchrun --nproc-per-node 4",
     "python torchrun=2": "a script: torchrun --nproc-per-node 2",
@@ -55,6 +57,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """What a page says, with links and fences as the site needs them."""
     name = page.file.src_uri
+    if name in WIDE:
+        page.meta["hide"] = ["navigation", "toc"]
     text = _titled(without_marks(markdown))
     if name == INDEX:
         return text
