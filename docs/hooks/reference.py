@@ -9,7 +9,9 @@ from pathlib import Path
 import griffe
 
 ROOT = Path(__file__).parents[2]
-_SHOWN = re.compile(r"^::: (shardkeep\.[\w.]+)$", re.MULTILINE)
+# An object of the reference, and the options for it alone.
+_SHOWN = re.compile(r"^::: (shardkeep\.[\w.]+)\n((?: +.*\n)*)", re.MULTILINE)
+_HIDDEN = re.compile(r'"!\^(\w+)\$"')
 
 
 def public_names() -> list[str]:
@@ -23,7 +25,7 @@ def shown_on(docs: Path) -> dict[str, list[str]]:
     """Each object of the reference by its path, with the pages that show it."""
     found: dict[str, list[str]] = {}
     for page in sorted(docs.glob("api/*.md")):
-        for path in _SHOWN.findall(page.read_text()):
+        for path, _ in _SHOWN.findall(page.read_text()):
             found.setdefault(path, []).append(f"api/{page.name}")
     return found
 
@@ -37,9 +39,15 @@ def links(docs: Path) -> dict[str, str]:
 
 
 def members(docs: Path) -> dict[str, dict[str, str]]:
-    """The documented members of each class and module of the reference, with their places."""
+    """The documented members of each class of the reference, with their places."""
+    text = "".join(page.read_text() for page in docs.glob("api/*.md"))
+    hidden = {path: _HIDDEN.findall(options) for path, options in _SHOWN.findall(text)}
     return {
-        name: {member: f"{link}.{member}" for member in _documented(f"shardkeep.{name}")}
+        name: {
+            member: f"{link}.{member}"
+            for member in _documented(f"shardkeep.{name}")
+            if member not in hidden[f"shardkeep.{name}"]
+        }
         for name, link in links(docs).items()
     }
 
