@@ -33,6 +33,10 @@ class Asked:
     def turns(self, usual: int, quick: int) -> int:
         return self.repetitions or (quick if self.quick else usual)
 
+    def unless_quick(self, several: Sequence[T]) -> Sequence[T]:
+        """Those who take long to start are left out of a quick run."""
+        return () if self.quick else several
+
     def chosen(self, several: Sequence[T]) -> list[T]:
         return [one for one in several if self.wants(one.name)]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-_SAMPLE_SECONDS = 0.01
+_SAMPLE_SECONDS = 0.05
 
 
 def peak_nbytes(act: Callable[[], object]) -> int:

@@ -58,8 +58,9 @@ class CrowdStorage(MemoryStorage):
         self._crowd = crowd
 
     def list(self) -> Entries:
-        mine = super().list()
-        (save_id,) = {entry.key.split("-")[0] for entry in mine}
+        mine = [entry.key for entry in super().list()]
+        # The save's own lock is listed, too.
+        (save_id,) = {key.split("-")[0] for key in mine if key.endswith(".safetensors")}
         return [
             Entry(file_name(save_id, *file), nbytes) for file, nbytes in self._crowd.files.items()
         ]

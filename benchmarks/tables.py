@@ -27,7 +27,8 @@ def figures_table(title: str, figures: Sequence[Figure]) -> Table:
         for number, one in enumerate(several):
             names = ("", "") if number else (setting, act)
             table.add_row(*names, one.contender, *_cells(one, several))
-        table.add_section()
+        if len(several) > 1:
+            table.add_section()
     return table
 
 

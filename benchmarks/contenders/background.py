@@ -133,13 +133,12 @@ class TorchCheckpointing(BackgroundContender):
             return saving.result
 
 
-def background_contenders() -> list[BackgroundContender]:
-    return [
+def background_contenders(quick: bool) -> list[BackgroundContender]:
+    """Without those who take long to start, if quick."""
+    soon = [
         Shardkeep(),
         Dcp(AsyncCheckpointerType.THREAD),
         Dcp(AsyncCheckpointerType.THREAD, cached=True),
-        Dcp(AsyncCheckpointerType.PROCESS),
-        Orbax(),
-        Torchsnapshot(),
-        TorchCheckpointing(),
     ]
+    late = [Dcp(AsyncCheckpointerType.PROCESS), Orbax(), Torchsnapshot(), TorchCheckpointing()]
+    return [*soon] if quick else [*soon, *late]

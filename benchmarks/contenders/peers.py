@@ -6,6 +6,7 @@ They live in an environment of their own; one that is not installed does not tak
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
 import asyncio
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,14 @@ class TorchCheckpointing(Contender):
         self.manager = tc.CheckpointManager(how)
 
     def save(self, state: State, path: Path) -> None:
-        self.manager.save(str(path), {"state": state})
+        try:
+            self.manager.save(str(path), {"state": state})
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                raise OSError(
+                    errno.EINVAL, "O_DIRECT: unaligned writes are refused here"
+                ) from error
+            raise
 
     def load(self, state: State, path: Path) -> None:
         found = self.manager.load(str(path), into={"state": state})

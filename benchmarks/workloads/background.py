@@ -42,7 +42,7 @@ Samples = dict[tuple[str, str], list[float]]
 def run(asked: Asked) -> list[Figure]:
     """First and later saves of all contenders."""
     shapes = large(asked.quick)
-    contenders = asked.chosen(background_contenders())
+    contenders = asked.chosen(background_contenders(asked.quick))
     with folder_on(TMPFS) as folder:
         (samples, notes), *_ = on_ranks(
             1, lambda: _Racer(shapes, folder).run(contenders, asked.turns(5, 2))

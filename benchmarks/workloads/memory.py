@@ -1,7 +1,7 @@
 """W7: how much memory does a save or load take beyond the state itself?
 
-Each act in a fresh process, which has loaded the code before. Files that are mapped count as far
-as they are resident. A save in the background counts with all processes that it starts.
+Each contender in a fresh process, which has loaded the code before. Files that are mapped count as
+far as they are resident. A save in the background counts with all processes that it starts.
 """
 
 from collections.abc import Callable
@@ -21,10 +21,10 @@ from benchmarks.state_dicts import Shapes, transformer
 from benchmarks.stored_states import Placing, State, make, nbytes_of
 
 NAME = "W7"
-TITLE = "Peak memory beyond a state of 1 GiB, one process, tmpfs"
+TITLE = "Peak memory beyond a state of 512 MiB, one process, tmpfs"
 SETTING = "tmpfs"
 SAVE, LOAD, BACKGROUND = "save", "load", "save in the background"
-STATE = "the state itself"
+STATE = "the state"
 _TINY: Shapes = {"a": (8, 4)}
 
 Peaks = dict[tuple[str, str], int]
@@ -33,25 +33,27 @@ Peaks = dict[tuple[str, str], int]
 
 def run(asked: Asked) -> list[Figure]:
     """Of all contenders."""
-    shapes = transformer(layers=5 if asked.quick else 23)
-    figures = [Figure(NAME, SETTING, SAVE, STATE, (float(nbytes_of(shapes)),), "bytes")]
-    foreground = [Shardkeep(), Dcp(), Dcp(2), Safetensors(), TorchSave(), *peers()]
+    shapes = transformer(layers=1 if asked.quick else 11)
+    figures = [Figure(NAME, SETTING, STATE, STATE, (float(nbytes_of(shapes)),), "bytes")]
+    foreground = [
+        Shardkeep(),
+        Dcp(),
+        Dcp(2),
+        Safetensors(),
+        TorchSave(),
+        *asked.unless_quick(peers()),
+    ]
     with folder_on(TMPFS) as folder:
         for one in asked.chosen(foreground):
-            for act in (_save_peaks, _load_peaks):
-                figures += _measured(
-                    one, lambda act=act, one=one: act(one, shapes, folder), act is _save_peaks
-                )
+            figures += _measured(one, lambda one=one: _foreground_peaks(one, shapes, folder))
             remove(folder / "full")
-        for one in asked.chosen(background_contenders()):
+        for one in asked.chosen(background_contenders(asked.quick)):
             figures += _measured(one, lambda one=one: _background_peaks(one, shapes, folder))
             remove(folder / "full")
     return figures
 
 
-def _measured(
-    contender: Contender | BackgroundContender, act: Callable[[], Peaks], noted: bool = True
-) -> list[Figure]:
+def _measured(contender: Contender | BackgroundContender, act: Callable[[], Peaks]) -> list[Figure]:
     try:
         (peaks,) = on_ranks(1, act)
     except RankFailed as error:
@@ -59,22 +61,18 @@ def _measured(
             raise
         what = SAVE if isinstance(contender, Contender) else BACKGROUND
         why = str(error).strip().splitlines()[-1][:120]
-        return [Figure(NAME, SETTING, what, contender.name, (), note=why)] if noted else []
+        return [Figure(NAME, SETTING, what, contender.name, (), note=why)]
     return [Figure(NAME, SETTING, *what, (float(peak),), "bytes") for what, peak in peaks.items()]
 
 
-def _save_peaks(contender: Contender, shapes: Shapes, folder: Path) -> Peaks:
+def _foreground_peaks(contender: Contender, shapes: Shapes, folder: Path) -> Peaks:
     state = _warmed(contender, shapes, folder)
-    peak = peak_nbytes(lambda: contender.save(state, folder / "full"))
-    return {(SAVE, contender.name): peak}
-
-
-def _load_peaks(contender: Contender, shapes: Shapes, folder: Path) -> Peaks:
-    state = _warmed(contender, shapes, folder)
-    return {
+    save = peak_nbytes(lambda: contender.save(state, folder / "full"))
+    loads = {
         (LOAD, name): peak_nbytes(lambda load=load: load(state, folder / "full"))
         for name, load in contender.loads().items()
     }
+    return {(SAVE, contender.name): save, **loads}
 
 
 def _warmed(contender: Contender, shapes: Shapes, folder: Path) -> State:

@@ -20,7 +20,7 @@ TITLE = "One process, 2 GiB in 436 tensors"
 
 
 def _fresh() -> list[Contender]:
-    return [Shardkeep(), Raw(), Dcp(), Dcp(2), Dcp(4), Safetensors(), TorchSave(), *peers()]
+    return [Shardkeep(), Raw(), Dcp(), Dcp(2), Dcp(4), Safetensors(), TorchSave()]
 
 
 def _durable() -> list[Contender]:
@@ -33,11 +33,11 @@ def run(asked: Asked) -> list[Figure]:
     shapes = large(asked.quick)
     figures: list[Figure] = []
     if asked.has("tmpfs"):
-        contenders = asked.chosen([*_fresh(), RecycledFiles(), Raw(recycled=True)])
+        contenders = asked.chosen([*_fresh(), *peers(), RecycledFiles(), Raw(recycled=True)])
         turns = asked.turns(5, 3)
         figures += Race(NAME, "tmpfs", shapes, contenders, turns, place=TMPFS).run()
     if asked.has("disk"):
-        contenders = asked.chosen([*_fresh(), *_durable()])
+        contenders = asked.chosen([*_fresh(), *asked.unless_quick(peers()), *_durable()])
         turns = asked.turns(3, 1)
         figures += Race(NAME, "disk", shapes, contenders, turns, place=BUILD).run()
     return figures

@@ -5,6 +5,7 @@ are CPU seconds of a first plan, with nothing cached. PyTorch's planner meets th
 """
 
 import time
+from collections.abc import Sequence
 
 from benchmarks.asked import Asked
 from benchmarks.figures import DCP, OURS, Figure
@@ -37,33 +38,35 @@ def setting_of(parallelism: str, ranks: int) -> str:
 
 def run(asked: Asked) -> list[Figure]:
     """Of all parallelisms; DCP's of FSDP alone."""
-    turns, sizes = asked.turns(5, 2), DCP_RANKS[:1] if asked.quick else DCP_RANKS
+    turns = asked.turns(5, 1)
+    sizes = (RANKS[0], RANKS[-1]) if asked.quick else RANKS
+    dcp_sizes = DCP_RANKS[:1] if asked.quick else DCP_RANKS
     figures: list[Figure] = []
     if asked.wants(OURS):
         for how in PARALLELISMS:
             if asked.has(how.name):
                 # A process of its own: nothing is left of the plans before.
-                (found,) = on_ranks(1, lambda how=how: _measure(how, turns))
+                (found,) = on_ranks(1, lambda how=how: _measure(how, sizes, turns))
                 figures += found
     if asked.wants(DCP) and asked.has("FSDP"):
-        for ranks in sizes:
+        for ranks in dcp_sizes:
             (found,) = on_ranks(1, lambda ranks=ranks: _measure_dcp(ranks))
             figures += found
     return figures
 
 
-def _measure(how: Parallelism, repetitions: int) -> list[Figure]:
+def _measure(how: Parallelism, sizes: Sequence[int], repetitions: int) -> list[Figure]:
     """Sizes take turns: what else the machine does meets all of them."""
-    saves: dict[int, list[float]] = {ranks: [] for ranks in RANKS}
-    loads: dict[int, list[float]] = {ranks: [] for ranks in RANKS}
+    saves: dict[int, list[float]] = {ranks: [] for ranks in sizes}
+    loads: dict[int, list[float]] = {ranks: [] for ranks in sizes}
     for _ in range(repetitions):
-        for ranks in RANKS:
+        for ranks in sizes:
             saves[ranks].append(_plan_one_rank(how, ranks))
             loads[ranks].append(load_seconds(how, ranks))
     made = [
         Figure(NAME, setting_of(how.name, ranks), act, OURS, tuple(spent[ranks]))
         for act, spent in ((SAVE, saves), (LOAD, loads))
-        for ranks in RANKS
+        for ranks in sizes
     ]
     commits = [commit_seconds(how, CROWD) for _ in range(min(3, repetitions))]
     seconds, nbytes = (tuple(map(float, column)) for column in zip(*commits, strict=True))

@@ -21,7 +21,7 @@ def run(asked: Asked) -> list[Figure]:
     ours: list[Contender] = [Shardkeep(), Raw(), Dcp()]
     figures: list[Figure] = []
     if asked.has(ALONE):
-        contenders = asked.chosen([*ours, Safetensors(), TorchSave(), *peers()])
+        contenders = asked.chosen([*ours, Safetensors(), TorchSave(), *asked.unless_quick(peers())])
         figures += Race(NAME, ALONE, shapes, contenders, asked.turns(3, 1)).run()
     if asked.has(TOGETHER):
         contenders, turns = asked.chosen(ours), asked.turns(3, 1)
