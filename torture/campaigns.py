@@ -13,6 +13,7 @@ from torture.hangs import Hangs
 from torture.hostile import Hostile
 from torture.killed_runs import KilledRuns
 from torture.kills import Kills
+from torture.lost_hosts import LostHosts
 from torture.power_loss import PowerLoss
 from torture.savers import Savers
 from torture.simulation import Simulation
@@ -28,6 +29,7 @@ CAMPAIGNS: Sequence[Campaign] = (
     KilledRuns(),
     Faults(),
     Hangs(),
+    LostHosts(),
     Damage(),
     Hostile(),
     Fuzzing(),

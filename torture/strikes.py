@@ -8,8 +8,10 @@ from typing import Any
 from unittest.mock import patch
 
 from shardkeep.storage.local_sink import LocalSink
-from shardkeep.transfer import save
+from shardkeep.transfer import save, upload
 from shardkeep.transfer.council import StoreCouncil
+from shardkeep.transfer.pump import Pump
+from shardkeep.transfer.tiers import Tiers
 
 
 def _before(act: Callable[..., Any], strike: Callable[[], None]) -> Callable[..., Any]:
@@ -60,10 +62,31 @@ CHAIR_POINTS: dict[str, _Point] = {
 }
 
 
+OTHER_HOST_POINTS: dict[str, _Point] = {
+    "before the manifest is on its host": (save._Save, "_keep_manifest", _before),
+}
+"""Points of the first rank of a host that the chair is not on."""
+
+SPREAD_POINTS: dict[str, _Point] = {
+    "before the copies": (Tiers, "_copy_to_peers", _before),
+    "in the copies": (Pump, "_finish", _before),
+    "after the copies": (Tiers, "_copy_to_peers", _after),
+    "after its upload": (upload, "copy_files", _after),
+    "after the upload": (upload.Upload, "run", _after),
+}
+"""Points of every rank, when a step goes from the hosts' disks to peers and to the slow tier."""
+
+UPLOAD_CHAIR_POINTS: dict[str, _Point] = {
+    "before the upload's commit": (upload, "commit", _before),
+    "after the upload's commit": (upload, "commit", _after),
+}
+
+
 @contextmanager
 def striking(point: str, strike: Callable[[], None]) -> Generator[None]:
     """`strike` is called when this process comes to the point, for the first time."""
-    owner, name, wrap = {**POINTS, **CHAIR_POINTS}[point]
+    tables = (POINTS, CHAIR_POINTS, OTHER_HOST_POINTS, SPREAD_POINTS, UPLOAD_CHAIR_POINTS)
+    owner, name, wrap = next(table[point] for table in tables if point in table)
     done: list[bool] = []
 
     def once() -> None:

@@ -26,13 +26,15 @@ from shardkeep.transfer.explain import (
     explain_saving,
 )
 from shardkeep.transfer.groups import council_of
+from shardkeep.transfer.hosts import Hosts
 from shardkeep.transfer.lazy import Checkpoint
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter, Progress
 from shardkeep.transfer.prune import PruneReport, prune_leftovers
 from shardkeep.transfer.replicas import CheckReplicas
-from shardkeep.transfer.restore import LoadOptions, build, restore
+from shardkeep.transfer.restore import LoadOptions, LoadReport, OpenSource, build, restore
 from shardkeep.transfer.save import SaveOptions, Timings, run_save
+from shardkeep.transfer.share import Share, Sharing, check_share, sharing_of
 from shardkeep.translate.exporting import ExportFormat, ExportReport, export
 from shardkeep.translate.importing import Wishes, imported
 from shardkeep.translate.opening import open_source
@@ -78,10 +80,39 @@ def save(
     is called. If a rank fails, all raise and the path keeps what it had. A checkpoint that is there
     already is replaced, all at once, with `overwrite=True` only.
     """
+    return save_now(
+        state,
+        path,
+        overwrite=overwrite,
+        durable=durable,
+        timeout=timeout,
+        check_replicas=check_replicas,
+        threads=threads,
+        metadata=metadata,
+        group=group,
+        progress=progress,
+    )
+
+
+def save_now(
+    state: Any,
+    path: Path,
+    *,
+    overwrite: bool,
+    durable: bool,
+    timeout: float,
+    check_replicas: CheckReplicas,
+    threads: int,
+    metadata: Mapping[str, Json] | None,
+    group: Any,
+    progress: Progress | None = None,
+    hosts: Hosts | None = None,
+) -> SaveResult:
+    """As `save`; with `hosts`, the path is on a disk that only the ranks of one host see."""
     council = council_of(group, act="save", timeout=timeout)
     with Meter("saving", progress, show=council.me == council.chair) as meter:
         with _told(council, "save (plan)"):
-            options = _save_options(overwrite, threads, check_replicas, metadata, meter)
+            options = _save_options(overwrite, threads, check_replicas, metadata, meter, hosts)
         return _run(lambda: keep_state(state), path, durable, council, options, Timings())
 
 
@@ -129,14 +160,15 @@ def begin_save(
     metadata: Mapping[str, Json] | None,
     group: Any,
     progress: Progress | None = None,
+    hosts: Hosts | None = None,
     after: Callable[[SaveResult], None] = lambda _: None,
 ) -> Handle[SaveResult]:
-    """As `save_async`; `after` runs in the background once the checkpoint is committed."""
+    """As `save_async`, and `save_now`; `after` runs in the background after the commit."""
     # First of all: a rank that raises before it would be one act behind the others for ever.
     council, timings = council_of(group, act="save", timeout=timeout), Timings()
     meter = Meter("saving", progress, show=False)
     with _told(council, "save (stage)"):
-        options = _save_options(overwrite, threads, check_replicas, metadata, meter)
+        options = _save_options(overwrite, threads, check_replicas, metadata, meter, hosts)
         _background.raise_unseen()
         kept, snapshot = _staged(state, timings)
     handle: Handle[SaveResult] = Handle(f"the checkpoint {path}")
@@ -232,13 +264,14 @@ def _save_options(
     check_replicas: CheckReplicas,
     metadata: Mapping[str, Json] | None,
     meter: Meter,
+    hosts: Hosts | None = None,
 ) -> SaveOptions:
     if threads < 1:
         raise InvalidError(f"threads must be at least 1, got {threads}")
     if check_replicas not in ("sample", "all", "none"):
         raise InvalidError(f"check_replicas is 'sample', 'all' or 'none', got {check_replicas!r}")
     check_json(dict(metadata or {}), "metadata")
-    return SaveOptions(overwrite, threads, check_replicas, dict(metadata or {}), meter)
+    return SaveOptions(overwrite, threads, check_replicas, dict(metadata or {}), meter, hosts)
 
 
 def load(
@@ -253,6 +286,7 @@ def load(
     device: torch.device | str | None = None,
     timeout: float = TIMEOUT,
     group: Any = None,
+    share: Share = "auto",
     progress: Progress | None = None,
 ) -> Any:
     """Fill `into` in place from a checkpoint and return a LoadReport; SPMD over `group`.
@@ -261,16 +295,58 @@ def load(
     each rank reads the boxes that it holds. Without it, the state itself is returned, whole, in
     plain containers and tensors, and no other rank takes part. `keys` are glob patterns of dotted
     paths. Every byte is checked against its digest unless `verify=False`.
+
+    `share="job"` has every byte read once and passed on to all ranks that want it, "host" once on
+    each host; "auto" does so in the job for stores that are not file systems.
     """
+    check_share(share)
     if into is None:
         with Meter("loading", progress, show=True) as meter:
             options = LoadOptions(keys, strict, cast, verify, threads, _device(device), meter)
             return build(lambda: _source(path), RankGroup.of(group).me, options)
+
+    def make_sharing(council: Council, opened: Opened) -> Sharing | None:
+        return sharing_of(share, opened.storage, council, group, timeout=timeout)
+
+    return load_from(
+        lambda: _source(path),
+        into,
+        make_sharing,
+        keys=keys,
+        strict=strict,
+        cast=cast,
+        verify=verify,
+        threads=threads,
+        device=device,
+        timeout=timeout,
+        group=group,
+        progress=progress,
+    )
+
+
+def load_from(
+    open_source: OpenSource,
+    into: Any,
+    make_sharing: Callable[[Council, Opened], Sharing | None],
+    *,
+    keys: Sequence[str] | None = None,
+    strict: bool,
+    cast: bool,
+    verify: bool,
+    threads: int,
+    device: torch.device | str | None,
+    timeout: float,
+    group: Any,
+    progress: Progress | None = None,
+) -> LoadReport:
+    """As `load` with `into`, from wherever `open_source` says; ranks may share what they read."""
     council = council_of(group, act="load", timeout=timeout)
     with Meter("loading", progress, show=council.me == council.chair) as meter:
         with _told(council, "load"):
             options = LoadOptions(keys, strict, cast, verify, threads, _device(device), meter)
-        return restore(lambda: _source(path), into, council, options)
+        return restore(
+            open_source, into, council, options, lambda opened: make_sharing(council, opened)
+        )
 
 
 def import_checkpoint(

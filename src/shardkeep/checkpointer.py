@@ -5,18 +5,28 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
 
-from shardkeep.checkpoint import THREADS, TIMEOUT, SaveResult, begin_save, load, save
+from shardkeep.checkpoint import (
+    THREADS,
+    TIMEOUT,
+    SaveResult,
+    begin_save,
+    load,
+    load_from,
+    save_now,
+)
 from shardkeep.errors import DeadlineError, InvalidError
 from shardkeep.manifest import Json
 from shardkeep.plan.retention import Best, Retention
 from shardkeep.ranks import RankGroup
+from shardkeep.storage import Storage, open_storage
 from shardkeep.storage.shelf import LocalShelf
 from shardkeep.transfer.background import Handle
 from shardkeep.transfer.choose import Choice, OnDamage, Wish, agree_on_step, best_step
@@ -27,6 +37,8 @@ from shardkeep.transfer.restore import LoadReport
 from shardkeep.transfer.retain import RunPrune, prune_run
 from shardkeep.transfer.signals import SAVE_AND_STOP, SignalWatch
 from shardkeep.transfer.steps import RUN_KEY, encode_metrics, newest, read_steps, step_name
+from shardkeep.transfer.tiered_choice import Found
+from shardkeep.transfer.tiers import Tiers
 
 _log = logging.getLogger("shardkeep")
 
@@ -45,6 +57,10 @@ class Checkpointer:
     steps that `keep_every` divides, and the best `n` by a metric (`keep_best=("loss", "min", n)`);
     without any of these, all. `maybe_save` saves every `every_steps` steps, every `every_seconds`
     seconds and, with `on_signal=True`, when SIGUSR1 comes or, then to stop, SIGTERM.
+
+    With `local`, a folder on each host's own disk, a save is committed when it is there; then it
+    goes on to `root` in the background. The `keep_local` newest stay there. With `peer_copies`,
+    each host also keeps the files of another one.
     """
 
     def __init__(
@@ -63,6 +79,9 @@ class Checkpointer:
         timeout: float = TIMEOUT,
         check_replicas: CheckReplicas = "sample",
         threads: int = THREADS,
+        local: str | os.PathLike[str] | None = None,
+        keep_local: int = 2,
+        peer_copies: bool = False,
         group: Any = None,
     ) -> None:
         self._retention = Retention(keep_last, keep_every, keep_best)
@@ -93,6 +112,19 @@ class Checkpointer:
         self._stopping = False
         self._restored: LoadReport | None = None
         self._is_chair = chair_of(group) == RankGroup.of(group).me
+        if local is None and peer_copies:
+            raise InvalidError("peer_copies needs a local tier: pass local=, a folder on each host")
+        self._tiers: Tiers | None = None
+        if local is not None:
+            self._tiers = Tiers(
+                local,
+                self._opened,
+                keep=keep_local,
+                peer_copies=peer_copies,
+                group=group,
+                timeout=timeout,
+                threads=threads,
+            )
         self._signals = SignalWatch() if on_signal else None
         self._common: CommonStep = SoloStep()
         if on_signal or every_seconds is not None:
@@ -123,10 +155,11 @@ class Checkpointer:
         metadata: Mapping[str, Json] | None = None,
     ) -> SaveResult:
         """Save `state` as the checkpoint of `step`; on return it is complete. SPMD."""
-        self.wait()
-        result = save(state, self.path_of(step), **self._arguments(step, metrics, metadata))
+        self._wait_for_saves()
+        arguments = self._arguments(step, metrics, metadata)
+        result = save_now(state, **arguments)
         self._saved(step)
-        self._tidy(step)
+        self._go_on(step, result, overwrite=arguments["overwrite"])
         return result
 
     def save_async(
@@ -138,11 +171,12 @@ class Checkpointer:
         metadata: Mapping[str, Json] | None = None,
     ) -> Handle[SaveResult]:
         """Copy `state` and return; it is saved in the background as by `save`. SPMD."""
+        arguments = self._arguments(step, metrics, metadata)
+        overwrite = arguments["overwrite"]
         handle = begin_save(
             state,
-            self.path_of(step),
-            after=lambda _: self._tidy(step),
-            **self._arguments(step, metrics, metadata),
+            after=lambda result: self._go_on(step, result, overwrite=overwrite),
+            **arguments,
         )
         self._handles = [*self._open_handles(), (step, handle)]
         self._saved(step)
@@ -204,6 +238,9 @@ class Checkpointer:
         with told(self._group, act="save", timeout=self._timeout):
             if RUN_KEY in (metadata or {}):
                 raise InvalidError(f"the key {RUN_KEY!r} of the metadata is the run's own")
+            overwrite = self._overwrite or step in self._left_behind
+            if self._tiers is not None and not overwrite:
+                self._tiers.require_new(step)
             left = {str(n): save_id for n, save_id in self._left_behind.items() if n > step}
             run = {
                 "step": step,
@@ -214,9 +251,27 @@ class Checkpointer:
             }
         return {
             **self._options,
-            "overwrite": self._overwrite or step in self._left_behind,
+            "path": self._tiers.path_of(step) if self._tiers else self.path_of(step),
+            "hosts": self._tiers.hosts if self._tiers else None,
+            "overwrite": overwrite,
             "metadata": {**(metadata or {}), RUN_KEY: run},
         }
+
+    def _go_on(self, step: int, result: SaveResult, *, overwrite: bool) -> None:
+        """After a commit."""
+        if self._tiers is None:
+            self._tidy(step)
+        else:
+            self._tiers.saved(
+                step, result.save_id, overwrite=overwrite, after=lambda: self._tidy(step)
+            )
+
+    @contextmanager
+    def _opened(self, step: int, create: bool) -> Generator[Storage]:
+        """The storage of a step in the run's folder."""
+        durable = bool(self._options["durable"])
+        with open_storage(self.path_of(step), create=create, durable=durable) as storage:
+            yield storage
 
     def _saved(self, step: int) -> None:
         self._last_step = step
@@ -226,8 +281,14 @@ class Checkpointer:
     def wait(self) -> None:
         """Return when every save that was begun is over; raises the error that nobody has seen yet.
 
-        What the retention drops is gone by then.
+        What the retention drops is gone by then, and with a local tier, the newest step is in the
+        slow one, too.
         """
+        self._wait_for_saves()
+        if self._tiers is not None:
+            self._tiers.wait()
+
+    def _wait_for_saves(self) -> None:
         handles, self._handles = self._handles, []
         for _, handle in handles:
             handle.wait()
@@ -255,18 +316,19 @@ class Checkpointer:
         None takes the newest, and returns 0 if there is none. A damaged one is an error, unless
         `on_damage="fallback"`: then the one before is taken, with a warning.
         """
-        self.wait()
+        self._wait_for_saves()
         wish, said = Wish(step, on_damage), set[str]()
         while True:
-            choice = self._choose(wish)
+            choice, found = self._choose(wish)
             self._warn(choice, said)
             if choice.step is None:
                 return 0
             if choice.gives_up and wish.last_error is not None:
                 raise wish.last_error
             try:
-                self._restored = load(
-                    self.path_of(choice.step),
+                self._restored = self._load(
+                    choice.step,
+                    found,
                     into=state,
                     strict=strict,
                     cast=cast,
@@ -286,9 +348,27 @@ class Checkpointer:
             self._last_step = choice.step
             return choice.step
 
-    def _choose(self, wish: Wish) -> Choice:
+    def _choose(self, wish: Wish) -> tuple[Choice, Found | None]:
+        best = self._retention.best
+        if self._tiers is not None:
+            found = self._tiers.choose(lambda: read_steps(self._shelf), wish, best)
+            return found.choice, found
         council = council_of(self._group, act="choose", timeout=self._timeout)
-        return agree_on_step(council, self._shelf, wish, self._retention.best)
+        return agree_on_step(council, self._shelf, wish, best), None
+
+    def _load(self, step: int, found: Found | None, **options: Any) -> LoadReport:
+        tiers = self._tiers
+        if tiers is None or found is None or found.located is None or found.manifest is None:
+            return load(self.path_of(step), **options)
+        located, manifest = found.located, found.manifest
+        report = load_from(
+            lambda: tiers.open_found(located, manifest),
+            make_sharing=lambda council, _: tiers.sharing(located, council),
+            **options,
+        )
+        if not located.in_slow:
+            tiers.resume(located, manifest, lambda: self._tidy(step))
+        return report
 
     def _warn(self, choice: Choice, said: set[str]) -> None:
         for text in choice.warnings:
@@ -392,12 +472,16 @@ class Checkpointer:
         A rank that was killed often is the reason for all this, and no save ends without it.
         """
         deadline: float | None = None
-        while self._signals is not None and not all(handle.done() for _, handle in self._handles):
+        while self._signals is not None and not self._is_idle():
             if self._signals.has_to_stop:
                 deadline = deadline or time.monotonic() + _LAST_SECONDS
                 if time.monotonic() > deadline:
                     self._die(error)
             time.sleep(_POLL_SECONDS)
+
+    def _is_idle(self) -> bool:
+        saved = all(handle.done() for _, handle in self._handles)
+        return saved and (self._tiers is None or self._tiers.is_idle)
 
     def _die(self, error: BaseException) -> None:
         steps = [step for step, handle in self._handles if not handle.done()]

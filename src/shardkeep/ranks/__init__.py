@@ -5,9 +5,11 @@ from shardkeep.ranks.agree import (
     agree_equal,
     require_equal,
     share_bytes,
+    swap_bytes,
 )
 from shardkeep.ranks.exchange import DEFAULT_BUFFER_NBYTES, broadcast_bytes, ship
 from shardkeep.ranks.group import RankGroup
+from shardkeep.ranks.hosts import host_key, host_names
 from shardkeep.ranks.lanes import Shipment
 from shardkeep.ranks.views import Views, share_from, share_views
 
@@ -19,9 +21,12 @@ __all__ = [
     "agree",
     "agree_equal",
     "broadcast_bytes",
+    "host_key",
+    "host_names",
     "require_equal",
     "share_bytes",
     "share_from",
     "share_views",
     "ship",
+    "swap_bytes",
 ]

@@ -56,6 +56,26 @@ def _all_gather(group: RankGroup, payload: bytes, nbytes: int) -> list[bytes]:
     return [bytes(one) for one in everyone.cpu().numpy()]
 
 
+def swap_bytes(group: RankGroup, payloads: Sequence[bytes]) -> list[bytes]:
+    """What each rank has for me, by group rank; `payloads` are what I have for each. SPMD."""
+    if group.messenger is None or group.size == 1:
+        return list(payloads)
+    none = list[int]()
+    sizes = [len(payload) for payload in payloads]
+    coming = torch.empty(group.size, dtype=torch.int64)
+    group.messenger.alltoall_base(coming, torch.tensor(sizes), none, none).wait()
+    lengths = [int(one) for one in coming]
+    # An empty buffer would not do.
+    mine = torch.frombuffer(bytearray(b"".join(payloads) or b"\0"), dtype=torch.uint8)
+    room = torch.empty(sum(lengths), dtype=torch.uint8)
+    group.messenger.alltoall_base(room, mine[: sum(sizes)], lengths, sizes).wait()
+    data, found, at = room.numpy().tobytes(), list[bytes](), 0
+    for length in lengths:
+        found.append(data[at : at + length])
+        at += length
+    return found
+
+
 def agree(group: RankGroup, phase: str, check: Callable[[], bytes]) -> list[bytes]:
     """Run `check` on every rank; the facts it returned by group rank, or one error on all.
 

@@ -57,10 +57,10 @@ class Choice(msgspec.Struct, frozen=True):
 def agree_on_step(council: Council, shelf: LocalShelf, wish: Wish, best: Best | None) -> Choice:
     """The chair's choice, heard by all."""
     try:
-        council.report("choose", _outcome(wish.last_error).encode())
+        council.report("choose", outcome_of(wish.last_error).encode())
         if council.me == council.chair:
             outcomes = {note.decode() for note in council.collect("choose").values()}
-            choice = _Chooser(read_steps(shelf), wish, best).choose(outcomes)
+            choice = Chooser(read_steps(shelf), wish, best).choose(outcomes)
             council.announce("choose", msgspec.json.encode(choice))
         found = msgspec.json.decode(council.hear("choose"), type=Choice)
     except BaseException as caught:
@@ -71,7 +71,7 @@ def agree_on_step(council: Council, shelf: LocalShelf, wish: Wish, best: Best | 
     return found
 
 
-def _outcome(error: Exception | None) -> str:
+def outcome_of(error: Exception | None) -> str:
     """What a load came to on one rank."""
     if isinstance(error, CorruptError):
         return "damaged"
@@ -89,7 +89,9 @@ def best_step(records: Sequence[StepRecord], best: Best | None) -> int | None:
     return order[0] if order else None
 
 
-class _Chooser:
+class Chooser:
+    """What follows from the steps that there are and from what is wished."""
+
     def __init__(self, records: Sequence[StepRecord], wish: Wish, best: Best | None) -> None:
         # Never committed: as if it were not there.
         self._records = [one for one in records if one.condition != "half-written"]
@@ -98,6 +100,7 @@ class _Chooser:
         self._best = best
 
     def choose(self, outcomes: set[str]) -> Choice:
+        """The step; `outcomes` are what the last load came to on the ranks."""
         last = next(reversed(self._wish.tried), None)
         if last is not None and self._is_in_vain(last, outcomes):
             return Choice(last, gives_up=True)

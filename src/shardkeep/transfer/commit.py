@@ -62,7 +62,8 @@ def require_visible(
         f"rank {me} on host {hosts[me]} does not see what {name_ranks(sorted(unseen))} wrote "
         f"(rank {first}: {name}"
         + (f", on {', '.join(elsewhere[:4])}" if elsewhere else "")
-        + "). A checkpoint needs storage that all ranks share: use a shared file system"
+        + "). A checkpoint needs storage that all ranks share: save to a shared file system or an "
+        "object store; node-local disks serve as the local tier, Checkpointer(root, local=folder)"
     )
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from shardkeep.errors import ConflictError, ShardkeepError
+from shardkeep.errors import ConflictError, CorruptError, ShardkeepError
 from shardkeep.manifest import decode_manifest
 from shardkeep.manifest.limits import MAX_MANIFEST_NBYTES
 from shardkeep.storage import Storage
 from shardkeep.transfer.commit import MANIFEST, committed_manifest, under_way
-from shardkeep.transfer.open_manifest import Headers
+from shardkeep.transfer.open_manifest import Headers, ReadStorage
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.read import require_blocks
 
@@ -32,22 +32,46 @@ def copy_checkpoint(source: Storage, target: Storage, *, threads: int, meter: Me
     total = sum(manifest.files.nbytes)
     meter.expect(total)
     with under_way(target, manifest.save_id):
-        copying = _Copying(source, target, headers, meter)
-        copying.run(range(len(manifest.files)), threads)
+        copy_files(headers, range(len(manifest.files)), source, target, threads, meter)
         target.sync()
         if not target.put_if_absent(MANIFEST, data):
             raise ConflictError(f"another checkpoint has appeared at {target.location} meanwhile")
     return total
 
 
+def copy_files(
+    headers: Headers,
+    indices: Iterable[int],
+    source: ReadStorage,
+    target: Storage,
+    threads: int,
+    meter: Meter,
+    *,
+    bad: set[str] | None = None,
+) -> None:
+    """Copy these files of a checkpoint, every block checked, or none of them.
+
+    The names of those that are damaged are added to `bad`.
+    """
+    copying = _Copying(source, target, headers, meter)
+    try:
+        copying.run(indices, threads)
+    finally:
+        if bad is not None:
+            bad |= copying.bad
+
+
 class _Copying:
-    def __init__(self, source: Storage, target: Storage, headers: Headers, meter: Meter) -> None:
+    def __init__(
+        self, source: ReadStorage, target: Storage, headers: Headers, meter: Meter
+    ) -> None:
         self._source = source
         self._target = target
         self._headers = headers
         self._meter = meter
         self._stop = threading.Event()
         self._done: list[str] = []
+        self.bad: set[str] = set()
 
     def run(self, indices: Iterable[int], threads: int) -> None:
         """Copy these files, or none of them."""
@@ -66,6 +90,13 @@ class _Copying:
         pool.shutdown()
 
     def _copy_file(self, index: int) -> None:
+        try:
+            self._copy_checked(index)
+        except CorruptError:
+            self.bad.add(self._headers.name(index))
+            raise
+
+    def _copy_checked(self, index: int) -> None:
         # Its header was checked against the manifest when it was read.
         file = self._headers.open_file(index)
         with self._target.create(file.name) as sink:

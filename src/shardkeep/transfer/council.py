@@ -37,7 +37,8 @@ _FIRST_WORD_SECONDS = 0.2
 # Whoever leaves last clears all of them, also those in which it had no part.
 _PHASES = (
     *("plan", "views", "agree", "write", "explain", "explained"),
-    *("keys", "own", "load", "choose"),
+    *("keys", "own", "share", "load", "choose"),
+    *("hosts", "manifest", "asked", "upload", "uploaded"),
 )
 
 
@@ -64,6 +65,10 @@ class Council(Protocol):
 
     def hear(self, phase: str) -> bytes:
         """What the chair announced."""
+        ...
+
+    def look(self, phase: str) -> None:
+        """Raise if a rank has given up meanwhile. From any thread; does not wait."""
         ...
 
     def fail(self, phase: str, error: BaseException, *, undone: bool) -> None:
@@ -94,6 +99,9 @@ class SoloCouncil:
 
     def hear(self, phase: str) -> bytes:
         return self._notes[f"{phase}/all"]
+
+    def look(self, phase: str) -> None:
+        """Nobody else is there to give up."""
 
     def fail(self, phase: str, error: BaseException, *, undone: bool) -> None:
         """Nobody else is there to hear it."""
@@ -195,6 +203,10 @@ class StoreCouncil:
             self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         return self._store.get(key)
+
+    def look(self, phase: str) -> None:
+        with self._asking(phase):
+            self._raise_failure()
 
     def _has_chair_come(self) -> bool:
         # It reports in some phases only: in any of them will do.

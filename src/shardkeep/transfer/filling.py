@@ -19,6 +19,8 @@ from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.load import BIT_DTYPES, Want, fill
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
+from shardkeep.transfer.share import Sharing
+from shardkeep.transfer.shared_fill import fill_together
 
 # Tensors that are not read in place pass through host memory, so many bytes at a time.
 _STAGED_NBYTES = 256 * 1024 * 1024
@@ -40,18 +42,28 @@ def fill_slots(
     threads: int,
     verify: bool,
     meter: Meter,
+    sharing: Sharing | None = None,
 ) -> int:
-    """Fill all slots; the number of bytes read."""
+    """Fill all slots; the number of bytes read. With `sharing`, on all ranks together."""
     with gc_paused():
         in_place, staged_slots = _parted(slots)
         wants = [Want(slot.record, slot.box, _bits(slot.memory)) for slot in in_place]
     options: dict[str, Any] = {"threads": threads, "verify": verify, "meter": meter}
-    total = fill(opened, wants, **options)
-    for batch in _batches(staged_slots):
+    batches = list(_batches(staged_slots))
+
+    def fill_some(wants: Sequence[Want], *, batches_left: int) -> int:
+        if sharing is None:
+            return fill(opened, wants, **options)
+        return fill_together(opened, wants, sharing, more=batches_left > 0, **options)
+
+    total = fill_some(wants, batches_left=len(batches))
+    for number, batch in enumerate(batches, start=1):
         staged = [(slot, Want(slot.record, slot.box, _fresh(slot))) for slot in batch]
-        total += fill(opened, [want for _, want in staged], **options)
+        total += fill_some([w for _, w in staged], batches_left=len(batches) - number)
         for slot, want in staged:
             _deliver(slot, want.array)
+    if sharing is not None:
+        sharing.finish()
     return total
 
 

@@ -23,10 +23,11 @@ _lock = threading.Lock()
 _numbers: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
 
 
-def council_of(group: Any, *, act: str, timeout: float) -> Council:
+def council_of(group: Any, *, act: str, timeout: float, topic: str | None = None) -> Council:
     """The ranks of `group` (None: the default group, or this process alone) for one act.
 
-    A council that was made by hand is taken as it is. SPMD: ranks call in the same order.
+    A council that was made by hand is taken as it is. SPMD: ranks call in the same order, unless
+    they name a topic that no other act has.
     """
     if isinstance(group, SoloCouncil | StoreCouncil):
         return group
@@ -34,9 +35,8 @@ def council_of(group: Any, *, act: str, timeout: float) -> Council:
     if ranks.size == 1:
         return SoloCouncil(ranks.me)
     store = cast("NoteStore", _default_store())
-    return StoreCouncil(
-        store, ranks.ranks, ranks.me, topic=_topic(ranks.ranks, act), timeout=timeout
-    )
+    topic = f"shardkeep/{act}/{topic}" if topic is not None else _topic(ranks.ranks, act)
+    return StoreCouncil(store, ranks.ranks, ranks.me, topic=topic, timeout=timeout)
 
 
 def chair_of(group: Any) -> int:

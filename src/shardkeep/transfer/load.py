@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,13 +70,7 @@ def require_stored(
     claimed = sum([box.numel * itemsize(record.dtype) for record, box in asked])
     if claimed <= _BELIEVED_NBYTES:
         return
-    alike = {(record.grid, record.shape, box): record for record, box in asked}
-    found = [
-        index
-        for (_, _, box), record in alike.items()
-        for _, index in opened.manifest.chunks_meeting(record, box)
-    ]
-    indices = dict.fromkeys(found)
+    indices = files_of(opened.manifest, asked)
     # A header is only kept if its file has the size that the manifest says.
     opened.places.fetch(indices, threads=threads)
     there = sum([opened.manifest.files.nbytes[index] for index in indices])
@@ -85,6 +79,17 @@ def require_stored(
             f"{opened.storage.location} claims {claimed} bytes of tensors in files of {there} "
             "bytes: it is damaged, or was forged; take another copy"
         )
+
+
+def files_of(manifest: Manifest, asked: Iterable[tuple[TensorRecord, Box]]) -> list[int]:
+    """The files in which boxes of stored tensors lie, by index."""
+    alike = {(record.grid, record.shape, box): record for record, box in asked}
+    found = [
+        index
+        for (_, _, box), record in alike.items()
+        for _, index in manifest.chunks_meeting(record, box)
+    ]
+    return list(dict.fromkeys(found))
 
 
 def plan_load(opened: Opened, wants: Sequence[Want], *, threads: int) -> list[FilePlan]:

@@ -23,7 +23,7 @@ from shardkeep.manifest.limits import MAX_MANIFEST_NBYTES
 from shardkeep.plan.reads import WindowRead
 from shardkeep.transfer.commit import MANIFEST
 from shardkeep.transfer.progress import Meter
-from shardkeep.transfer.read import FileReads, OpenFile, Reader
+from shardkeep.transfer.read import FileReads, OpenFile, Reader, read_good
 
 
 class ReadStorage(Protocol):
@@ -68,7 +68,7 @@ class Headers:
 
     def fetch(self, indices: Iterable[int], *, threads: int) -> None:
         """Read the headers of these files, several at once."""
-        missing = [index for index in indices if index not in self._headers]
+        missing = self.missing(indices)
         if len(missing) <= 1 or threads == 1:
             for index in missing:
                 self._keep(index, self._read(index))
@@ -84,22 +84,46 @@ class Headers:
 
     def chunk(self, index: int, record: TensorRecord, box: Box) -> StoredEntry:
         """Where in a file a box of a tensor lies; CorruptError if it is not there as listed."""
+        return self[index].chunk(record, box, where=self.name(index))
+
+    def name(self, index: int) -> str:
+        """The name of a file."""
         name = self._names.get(index)
         if name is None:
             name = self._names[index] = self._manifest.file_name(index)
-        return self[index].chunk(record, box, where=name)
+        return name
 
     def _keep(self, index: int, header: Header) -> None:
         with self._lock:
             self._headers[index] = header
 
     def _read(self, index: int) -> Header:
+        return self.read_both(index)[0]
+
+    def read_both(self, index: int) -> tuple[Header, bytes]:
+        """The checked header of a file, and its bytes."""
         record, name = self._manifest.files[index], self._manifest.file_name(index)
-        nbytes = self._storage.size(name)
-        # A file that was cut off is told by its size, before bytes that it lacks are read.
-        data = self._storage.read(name, 0, min(record.header_nbytes, nbytes))
+
+        def read() -> tuple[Header, bytes]:
+            nbytes = self._storage.size(name)
+            # A file that was cut off is told by its size, before bytes that it lacks are read.
+            data = self._storage.read(name, 0, min(record.header_nbytes, nbytes))
+            return self._decoded(index, data, nbytes), data
+
+        return read_good(self._storage, name, read)
+
+    def take(self, index: int, data: bytes) -> None:
+        """Keep a header whose bytes another rank read, once it is checked here, too."""
+        self._keep(index, self._decoded(index, data, self._manifest.files[index].nbytes))
+
+    def missing(self, indices: Iterable[int]) -> list[int]:
+        """Those of the files whose headers are not here yet."""
+        return [index for index in indices if index not in self._headers]
+
+    def _decoded(self, index: int, data: bytes, file_nbytes: int) -> Header:
+        name = self._manifest.file_name(index)
         return decode_listed_header(
-            data, manifest=self._manifest, index=index, file_nbytes=nbytes, where=name
+            data, manifest=self._manifest, index=index, file_nbytes=file_nbytes, where=name
         )
 
     def own_values(self, index: int) -> Mapping[str, Node]:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import xxhash
@@ -21,12 +21,38 @@ from shardkeep.transfer.progress import Meter
 # Direct reads are checked in steps, while what was read is still in the cache.
 _STEP_NBYTES = 4 * 1024 * 1024
 Array = np.ndarray[Any, np.dtype[Any]]
+T = TypeVar("T")
 
 
 class Source(Protocol):
     """What is used of a storage."""
 
     def read_into(self, key: str, offset: int, buffers: Sequence[Any], /) -> None: ...
+
+
+@runtime_checkable
+class HasCopies(Protocol):
+    """A storage that may have several copies of an object."""
+
+    def copy_of(self, key: str) -> int:
+        """The number of the copy that is read now."""
+        ...
+
+    def next_copy(self, key: str, after: int) -> bool:
+        """Have the copy after this one read from now on; False if there is none."""
+        ...
+
+
+def read_good(source: object, key: str, read: Callable[[], T]) -> T:
+    """What `read` gives of the first copy of an object that is not damaged."""
+    while True:
+        copies = source if isinstance(source, HasCopies) else None
+        at = copies.copy_of(key) if copies else 0
+        try:
+            return read()
+        except CorruptError:
+            if copies is None or not copies.next_copy(key, at):
+                raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +80,7 @@ class FileReads:
 
 def nbytes_of(file: OpenFile, read: Read) -> int:
     """How many bytes a read takes from the file, whole blocks."""
-    first, last = _block_span(file, read.start, read.stop)
+    first, last = block_span(file, read.start, read.stop)
     return last - first
 
 
@@ -70,6 +96,7 @@ class Reader:
         meter: Meter,
     ) -> None:
         self._source = source
+        self._has_copies = isinstance(source, HasCopies)
         self._threads = threads
         self._verify = verify
         self._meter = meter
@@ -99,10 +126,9 @@ class Reader:
         total = 0
         for start, stop in _steps(file, read.start, read.stop):
             part = target[start - read.start : stop - read.start]
-            first, last = _block_span(file, start, stop)
+            first, last = block_span(file, start, stop)
             if (first, last) == (start, stop):
-                self._source.read_into(file.name, start, [part])
-                self._check(file, start, part)
+                self.read_blocks(file, start, part)
             else:
                 scratch = self._read_scratch(file, first, last)
                 part[:] = scratch[start - first : stop - first]
@@ -112,14 +138,25 @@ class Reader:
     def _window(self, job: FileReads, read: WindowRead) -> int:
         scratch = self._read_scratch(job.file, read.start, read.stop)
         for copy in read.copies:
-            _copy(scratch, read.start, copy, job.targets[copy.target])
+            copy_out(scratch, read.start, copy, job.targets[copy.target])
         return read.stop - read.start
 
     def _read_scratch(self, file: OpenFile, start: int, stop: int) -> Array:
         scratch = self._scratch(stop - start)
-        self._source.read_into(file.name, start, [scratch])
-        self._check(file, start, scratch)
+        self.read_blocks(file, start, scratch)
         return scratch
+
+    def read_blocks(self, file: OpenFile, start: int, memory: Array) -> None:
+        """Fill `memory` with whole blocks of a file, checked; if damaged, of another copy."""
+
+        def read() -> None:
+            self._source.read_into(file.name, start, [memory])
+            self._check(file, start, memory)
+
+        if self._has_copies:
+            read_good(self._source, file.name, read)
+        else:
+            read()
 
     def _scratch(self, nbytes: int) -> Array:
         buffer: Array | None = getattr(self._local, "buffer", None)
@@ -166,7 +203,7 @@ def _steps(file: OpenFile, start: int, stop: int) -> Iterator[tuple[int, int]]:
         yield last_whole, stop
 
 
-def _block_span(file: OpenFile, start: int, stop: int) -> tuple[int, int]:
+def block_span(file: OpenFile, start: int, stop: int) -> tuple[int, int]:
     """The whole blocks that hold a range."""
     size = file.block_nbytes
     first = start - (start - file.data_start) % size
@@ -174,7 +211,8 @@ def _block_span(file: OpenFile, start: int, stop: int) -> tuple[int, int]:
     return first, last
 
 
-def _copy(scratch: Array, window_start: int, copy: Copy, target: Array) -> None:
+def copy_out(scratch: Array, window_start: int, copy: Copy, target: Array) -> None:
+    """Copy a box from the bytes of a window to its place in a target."""
     # The ellipsis makes a view also of a 0-dim target.
     place = target[(*copy.place.slices(), ...)]
     if not place.size:

@@ -29,10 +29,12 @@ from shardkeep.state.restoring import Fit, Shadow, Slot, fit_state, require_fit,
 from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.council import Council
 from shardkeep.transfer.filling import fill_slots
-from shardkeep.transfer.load import require_stored
+from shardkeep.transfer.load import files_of, require_stored
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.own_values import all_own_values, no_tensor, own_value
 from shardkeep.transfer.progress import Meter
+from shardkeep.transfer.share import Sharing
+from shardkeep.transfer.shared_fill import fetch_headers
 
 # A checkpoint that is replaced while it is read is read again, the new one.
 _ATTEMPTS = 5
@@ -52,8 +54,11 @@ class LoadReport:
     cast: Sequence[str]
     """Converted to the state's dtype."""
     nbytes_read: int
+    """From the storage, by this rank."""
     seconds: float
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    nbytes_received: int = 0
+    """From other ranks, which had read them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +74,24 @@ class LoadOptions:
     meter: Meter
 
 
+MakeSharing = Callable[[Opened], Sharing | None]
+"""Gives how the ranks share what they read of a checkpoint; None if each reads for itself."""
 OpenSource = Callable[[], AbstractContextManager[Opened]]
 """Gives the checkpoint as it is now."""
 
 
 def restore(
-    open_source: OpenSource, into: Any, council: Council, options: LoadOptions
+    open_source: OpenSource,
+    into: Any,
+    council: Council,
+    options: LoadOptions,
+    make_sharing: MakeSharing = lambda _: None,
 ) -> LoadReport:
     """Fill `into` in place; the same outcome on all ranks."""
-    start = time.perf_counter()
+    load = _Load(into, council, options, make_sharing)
     try:
-        agreed: list[list[str]] = []
-        report = _try_again(
-            open_source, lambda opened: _restore(opened, into, council, agreed, options, start)
-        )
+        # Ranks that share what they read can only begin again together.
+        report = _try_again(open_source, load.run, lambda: load.sharing is None)
         _compare(council, report.save_id)
     except BaseException as error:
         council.fail("load", error, undone=True)
@@ -92,7 +101,9 @@ def restore(
     return report
 
 
-def _try_again(open_source: OpenSource, act: Callable[[Opened], _T]) -> _T:
+def _try_again(
+    open_source: OpenSource, act: Callable[[Opened], _T], may_repeat: Callable[[], bool]
+) -> _T:
     """Repeat while the checkpoint is replaced under the reader's hands."""
     for attempt in count(1):
         with open_source() as opened:
@@ -100,63 +111,110 @@ def _try_again(open_source: OpenSource, act: Callable[[Opened], _T]) -> _T:
                 return act(opened)
             except NotFoundError:
                 # A file is gone: with its checkpoint, or by itself?
-                if attempt == _ATTEMPTS or not opened.is_replaced:
+                if attempt == _ATTEMPTS or not may_repeat() or not opened.is_replaced:
                     raise
     raise AssertionError("the attempts have an end")
 
 
-def _restore(
-    opened: Opened,
-    into: Any,
-    council: Council,
-    agreed: list[list[str]],
-    options: LoadOptions,
-    start: float,
-) -> LoadReport:
-    """Fill this rank's part. What no rank expects is agreed on once, also if this is repeated."""
-    me = council.me
-    with gc_paused():
-        shadow = Shadow(into, opened.manifest, me=me, keys=options.keys)
-        fit = fit_state(
-            opened.manifest,
-            shadow.tree,
-            me=me,
-            keys=options.keys,
-            cast=options.cast,
-            device=options.device,
+class _Load:
+    """One rank's part in one load."""
+
+    def __init__(
+        self, into: Any, council: Council, options: LoadOptions, make_sharing: MakeSharing
+    ) -> None:
+        self.into = into
+        self.council = council
+        self.options = options
+        self.make_sharing = make_sharing
+        self.sharing: Sharing | None = None
+        self.start = time.perf_counter()
+        self.unexpected: list[str] | None = None
+        """What no rank expects is agreed on once, also if the load is repeated."""
+
+    def run(self, opened: Opened) -> LoadReport:
+        """Fill this rank's part."""
+        shadow, fit = self._fit(opened.manifest)
+        numbers = [number for node in fit.sparse.values() for number in tensor_numbers(node)]
+        nbytes = self._begin_sharing(opened, fit, numbers)
+        values = _own_values(opened, fit, self.council, self.options.strict)
+        parts, slots = _made_tensors(opened, numbers, self.options)
+        nbytes += _fill(opened, [*fit.slots, *slots], self.options, self.sharing)
+        sparse = {
+            path: build_state(node, parts.__getitem__, str) for path, node in fit.sparse.items()
+        }
+        shadow.put_back(self.into, {**fit.replaced, **values, **sparse}, fit.paths)
+        return LoadReport(
+            opened.manifest.save_id,
+            [dotted(path) for path in fit.paths],
+            fit.missing,
+            fit.unexpected,
+            fit.cast,
+            nbytes,
+            time.perf_counter() - self.start,
+            opened.manifest.metadata,
+            self.sharing.nbytes_received if self.sharing is not None else 0,
         )
-    if options.strict and len(council.ranks) > 1:
-        if not agreed:
-            agreed.append(_unexpected_on_all(council, opened.manifest, fit.unexpected))
-        fit.unexpected = agreed[0]
-    require_fit(fit, strict=options.strict)
-    if options.keys is not None:
-        shadow.require_whole(fit.paths)
-    values = _own_values(opened, fit, council, options.strict)
-    nbytes = _fill(opened, fit.slots, options)
-    numbers = [number for node in fit.sparse.values() for number in tensor_numbers(node)]
-    parts, sparse_nbytes = read_tensors(opened, numbers, options)
-    sparse = {path: build_state(node, parts.__getitem__, str) for path, node in fit.sparse.items()}
-    shadow.put_back(into, {**fit.replaced, **values, **sparse}, fit.paths)
-    return LoadReport(
-        opened.manifest.save_id,
-        [dotted(path) for path in fit.paths],
-        fit.missing,
-        fit.unexpected,
-        fit.cast,
-        nbytes + sparse_nbytes,
-        time.perf_counter() - start,
-        opened.manifest.metadata,
-    )
+
+    def _fit(self, manifest: Manifest) -> tuple[Shadow, Fit]:
+        """What goes where; raises unless the state and the checkpoint fit each other."""
+        options, council = self.options, self.council
+        with gc_paused():
+            shadow = Shadow(self.into, manifest, me=council.me, keys=options.keys)
+            fit = fit_state(
+                manifest,
+                shadow.tree,
+                me=council.me,
+                keys=options.keys,
+                cast=options.cast,
+                device=options.device,
+            )
+        if options.strict and len(council.ranks) > 1:
+            if self.unexpected is None:
+                self.unexpected = _unexpected_on_all(council, manifest, fit.unexpected)
+            fit.unexpected = self.unexpected
+        require_fit(fit, strict=options.strict)
+        if options.keys is not None:
+            shadow.require_whole(fit.paths)
+        return shadow, fit
+
+    def _begin_sharing(self, opened: Opened, fit: Fit, numbers: Sequence[int]) -> int:
+        """If ranks share what they read: all are there, and know their files; the bytes read."""
+        self.sharing = self.make_sharing(opened)
+        if self.sharing is None:
+            return 0
+        self.sharing.begin(opened.manifest.save_id)
+        files = _files_needed(opened.manifest, fit, numbers, self.council)
+        return fetch_headers(opened, files, self.sharing, threads=self.options.threads)
 
 
-def _fill(opened: Opened, slots: Sequence[Slot], options: LoadOptions) -> int:
+def _files_needed(
+    manifest: Manifest, fit: Fit, numbers: Sequence[int], council: Council
+) -> list[int]:
+    """The files whose headers this rank has to know, by index."""
+    records = [manifest.tensors[number] for number in dict.fromkeys(numbers)]
+    asked = [(slot.record, slot.box) for slot in fit.slots]
+    asked += [(record, Box.whole(record.shape)) for record in records]
+    found = files_of(manifest, asked)
+    for _, leaf in fit.per_rank.values():
+        if not isinstance(leaf, Merged):
+            rank = leaf.rank if isinstance(leaf, OfRank) else council.me
+            own = manifest.files.find(rank=rank, number=0)
+            found += [own] if own is not None else []
+        elif council.me == council.chair:
+            found += [at for at, file in enumerate(manifest.files) if file.number == 0]
+    return list(dict.fromkeys(found))
+
+
+def _fill(
+    opened: Opened, slots: Sequence[Slot], options: LoadOptions, sharing: Sharing | None = None
+) -> int:
     return fill_slots(
         opened,
         slots,
         threads=options.threads,
         verify=options.verify,
         meter=options.meter,
+        sharing=sharing,
     )
 
 
@@ -206,6 +264,14 @@ def read_tensors(
     opened: Opened, numbers: Sequence[int], options: LoadOptions
 ) -> tuple[dict[int, torch.Tensor], int]:
     """Whole tensors in fresh memory, by number, and how many bytes were read."""
+    made, slots = _made_tensors(opened, numbers, options)
+    return made, _fill(opened, slots, options)
+
+
+def _made_tensors(
+    opened: Opened, numbers: Sequence[int], options: LoadOptions
+) -> tuple[dict[int, torch.Tensor], list[Slot]]:
+    """Fresh memory for whole tensors, by number, and what has to be read into it."""
     made: dict[int, torch.Tensor] = {}
     slots: list[Slot] = []
     records = [opened.manifest.tensors[number] for number in dict.fromkeys(numbers)]
@@ -217,7 +283,7 @@ def read_tensors(
             record.shape, dtype=TORCH_DTYPES[record.dtype], device=options.device
         )
         slots.append(Slot(record, Box.whole(record.shape), made[number]))
-    return made, _fill(opened, slots, options)
+    return made, slots
 
 
 def build(open_source: OpenSource, me: int, options: LoadOptions) -> Any:
@@ -228,7 +294,7 @@ def build(open_source: OpenSource, me: int, options: LoadOptions) -> Any:
         made, _ = read_tensors(opened, tensor_numbers(tree), options)
         return build_state(tree, made.__getitem__, lambda key: own_value(opened, key, me))
 
-    return _try_again(open_source, attempt)
+    return _try_again(open_source, attempt, lambda: True)
 
 
 def _asked(tree: Node, keys: Sequence[str] | None) -> Node:

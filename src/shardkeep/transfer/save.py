@@ -8,10 +8,9 @@ nothing is committed and everyone hears why.
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -31,6 +30,7 @@ from shardkeep.manifest import (
 from shardkeep.plan.divide import Chunk
 from shardkeep.plan.grids import GridTable, tensor_records
 from shardkeep.plan.settle import SaveView
+from shardkeep.ranks.hosts import host_key, host_names
 from shardkeep.state.keeping import KeptState
 from shardkeep.storage import OutcomeUnknownError, Storage
 from shardkeep.transfer.agreement import Agreement
@@ -45,6 +45,7 @@ from shardkeep.transfer.commit import (
     under_way,
 )
 from shardkeep.transfer.council import Council
+from shardkeep.transfer.hosts import Hosts
 from shardkeep.transfer.planning import Planning, divisions_of
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.replicas import (
@@ -57,6 +58,7 @@ from shardkeep.transfer.replicas import (
 )
 from shardkeep.transfer.report import RankTimes, make_report, write_report
 from shardkeep.transfer.sources import Sums, require_same_sources, sum_sources
+from shardkeep.transfer.timings import Timings as Timings
 from shardkeep.transfer.write import Job, OutChunk, write_files
 
 
@@ -69,22 +71,8 @@ class SaveOptions:
     check_replicas: CheckReplicas
     metadata: Mapping[str, Any]
     meter: Meter
-
-
-@dataclass(slots=True)
-class Timings:
-    """Seconds spent in each phase."""
-
-    seconds: dict[str, float] = field(default_factory=dict[str, float])
-    clock: Callable[[], float] = time.perf_counter
-
-    @contextmanager
-    def phase(self, name: str) -> Generator[None]:
-        start = self.clock()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + self.clock() - start
+    hosts: Hosts | None = None
+    """If each host has a storage of its own: who is on which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +99,8 @@ class _Wrote(msgspec.Struct):
     replicas: list[tuple[str, str]]
     sources: dict[int, int]
     times: RankTimes
+    host_key: str
+    """Tells hosts of the same name apart."""
 
 
 class _Outcome(msgspec.Struct):
@@ -205,21 +195,22 @@ class _Save:
         )
         if self.is_chair:
             self._look_for_checkpoint()
-            self._hold()
-        options = (self.storage.location, self.options.overwrite, self.options.check_replicas)
+            self._hold(self.planning.save_id)
+        where = self.storage.location if self.options.hosts is None else "on each host"
+        options = (where, self.options.overwrite, self.options.check_replicas)
         return self.planning.agree(repr(options))
 
-    def _hold(self) -> None:
+    def _hold(self, save_id: str) -> None:
         """Before others hear the save id and write under it: prune must leave their files alone.
 
         The chair's lock stands for all ranks. While it lives, the save may be committed, whoever
         of the others is dead; without it, never.
         """
-        self.holding.enter_context(under_way(self.storage, self.planning.save_id))
+        self.holding.enter_context(under_way(self.storage, save_id))
 
     def _look_for_checkpoint(self) -> None:
         self.replaced = committed_manifest(self.storage)
-        if self.replaced is not None and not self.options.overwrite:
+        if self.replaced is not None and not self.options.overwrite and not self.options.hosts:
             raise ConflictError(
                 f"{self.storage.location} holds a checkpoint already; save to another path, or "
                 "pass overwrite=True to replace it"
@@ -227,6 +218,8 @@ class _Save:
 
     def _write(self, agreement: Agreement, layouts: Mapping[str, Layout]) -> list[FileRecord]:
         me = self.council.me
+        if self._leads_another_host:
+            self._hold(agreement.save_id)
         with gc_paused():
             divisions = divisions_of(self.kept.entries, layouts, agreement, self.planning.digest)
             chunks = [
@@ -256,6 +249,7 @@ class _Save:
             combine(shared),
             self._sum_sources(agreement),
             self._times(records),
+            host_key(),
         )
         self.reported = True
         self.council.report("write", msgspec.json.encode(wrote))
@@ -265,6 +259,8 @@ class _Save:
             outcome = self._hear_outcome(agreement.save_id)
         if outcome.explain:
             self._explain(outcome.explain, shared)
+        if self._leads_another_host:
+            self._keep_manifest()
         return SaveOutcome(
             self.storage.location,
             agreement.save_id,
@@ -272,6 +268,20 @@ class _Save:
             outcome.total_nbytes,
             self.timings.seconds,
         )
+
+    @property
+    def _leads_another_host(self) -> bool:
+        """Whether this rank acts for a host whose storage the chair does not see."""
+        hosts = self.options.hosts
+        return hosts is not None and hosts.leads and not self.is_chair
+
+    def _keep_manifest(self) -> None:
+        """Beside the files of this host, too. The checkpoint stands, also if this fails."""
+        with suppress(ShardkeepError):
+            manifest = self.council.hear("manifest")
+            self.replaced = committed_manifest(self.storage)
+            commit(self.storage, manifest, self.replaced)
+            self._remove_replaced()
 
     def _hear_outcome(self, save_id: str) -> _Outcome:
         try:
@@ -320,8 +330,9 @@ class _Save:
             key=lambda record: (record.number, record.rank),
         )
         times = {rank: one.times for rank, one in wrote.items()}
-        hosts = {rank: one.host for rank, one in times.items()}
-        require_visible(self.storage, agreement.save_id, records, hosts, self.council.me)
+        names = host_names({rank: one.host_key for rank, one in wrote.items()})
+        seen = [record for record in records if self._is_near(record.rank)]
+        require_visible(self.storage, agreement.save_id, seen, names, self.council.me)
         with gc_paused():
             manifest = encode_manifest(self._manifest(agreement, records))
         # Until told otherwise: Ctrl-C, too, may come after the manifest was put.
@@ -333,17 +344,24 @@ class _Save:
             raise
         # The checkpoint stands: from here on nothing may make the save fail.
         outcome = _Outcome(sum(record.nbytes for record in records), [])
-        self._announce_commit(outcome)
+        self._announce_commit(outcome, manifest)
         # Not before: of thousands of old files, the others would wait for each.
         self._remove_replaced()
         spent = self.timings.clock() - start
         write_report(self.storage, make_report(agreement.save_id, times, spent))
         return outcome
 
-    def _announce_commit(self, outcome: _Outcome) -> None:
+    def _is_near(self, rank: int) -> bool:
+        """Whether this rank sees what that one writes."""
+        hosts = self.options.hosts
+        return hosts is None or hosts.number_of[rank] == hosts.mine
+
+    def _announce_commit(self, outcome: _Outcome, manifest: bytes) -> None:
         """Once more if the Store fails; if it is gone, the others find the checkpoint itself."""
         for _ in range(2):
             with suppress(RankFailedError):
+                if self.options.hosts is not None:
+                    self.council.announce("manifest", manifest)
                 self.council.announce("write", msgspec.json.encode(outcome))
                 break
 

@@ -115,7 +115,7 @@ def read_step(shelf: LocalShelf, step: int, name: str) -> StepRecord | None:
     if problem and not _still_there(shelf, name, manifest):
         # Removed or replaced while it was looked at.
         return read_step(shelf, step, name)
-    return _record(step, name, manifest, problem)
+    return record_of(step, name, manifest, problem)
 
 
 def read_summary(storage: Storage) -> Summary:
@@ -132,7 +132,8 @@ def _still_there(shelf: LocalShelf, name: str, manifest: Summary) -> bool:
         return False
 
 
-def _record(step: int, name: str, manifest: Summary, problem: str) -> StepRecord:
+def record_of(step: int, name: str, manifest: Summary, problem: str) -> StepRecord:
+    """What a manifest says of a step; `problem` if a file of it is missing."""
     said = manifest.metadata.get(RUN_KEY)
     run: dict[str, Any] = said if isinstance(said, dict) else {}
     return StepRecord(

@@ -1,0 +1,75 @@
+"""Through which process group do bytes of files move? One of gloo that nobody else uses.
+
+Training has its own collectives under way in its groups, perhaps of a backend that knows devices
+only. And when a rank gives up in the middle, messages stay in the group: it is left alone then,
+and the next act makes another.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from shardkeep.ranks import RankGroup
+from shardkeep.transfer.council import SoloCouncil, StoreCouncil
+
+_NEVER = 0x7FFF_0001
+"""The tag of a message that nobody sends."""
+_MOMENT = timedelta(milliseconds=1)
+
+
+class Wire:
+    """The ranks of `group`, who can send each other bytes."""
+
+    def __init__(self, group: Any, *, timeout: float) -> None:
+        self._outer = group
+        self._timeout = timedelta(seconds=timeout)
+        self._inner: RankGroup | None = None
+
+    def connect(self) -> RankGroup:
+        """The group, made at the first call. SPMD."""
+        if self._inner is None:
+            self._inner = self._made()
+        return self._inner
+
+    def drop(self) -> None:
+        """Close all connections: nobody waits in the group any more. Another call makes another."""
+        group, self._inner = self._inner, None
+        if group is not None and group.messenger is not None and group.size > 1:
+            # Whoever waits in vain closes all connections of a gloo group, for want of an abort.
+            room = torch.empty(1, dtype=torch.uint8)
+            with suppress(RuntimeError):
+                other = (group.my_index + 1) % group.size
+                cast("Any", group.messenger.recv([room], other, _NEVER)).wait(_MOMENT)
+
+    def _made(self) -> RankGroup:
+        ranks = RankGroup.of(self._outer)
+        if not dist.is_initialized():
+            # A group that was made by hand, by whoever has no default one.
+            return ranks
+        made = cast("Any", dist).new_group(
+            list(ranks.ranks),
+            timeout=self._timeout,
+            backend="gloo",
+            use_local_synchronization=True,
+        )
+        return RankGroup.of(made)
+
+
+_wires: dict[tuple[int, ...], Wire] = {}
+
+
+def wire_of(group: Any, *, timeout: float) -> Wire | None:
+    """The wire that all loads of these ranks share; None if there is no process group for one."""
+    if isinstance(group, SoloCouncil | StoreCouncil):
+        return None
+    ranks = RankGroup.of(group)
+    if ranks.size == 1:
+        return None
+    if not dist.is_initialized():
+        return Wire(group, timeout=timeout)
+    return _wires.setdefault(ranks.ranks, Wire(group, timeout=timeout))

@@ -1,0 +1,133 @@
+"""Ranks that share what they read: every byte once, whatever the parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import shardkeep as sk
+from shardkeep.state.diff import diff_state_dict
+from shardkeep.storage import LocalStorage
+from shardkeep.transfer import filling, pump, shared_fill
+from tests.distributed.parallelisms import assert_state, meet, spoil, state_as, ways
+
+SECONDS = 30.0
+
+
+class Counted(LocalStorage):
+    """As an object store: it cannot be mapped. Counts what is fetched of data files."""
+
+    map = None  # type: ignore[assignment]
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.nbytes = 0
+
+    def read_into(self, key: str, offset: int, buffers: Sequence[Any]) -> None:
+        self.nbytes += sum(memoryview(one).nbytes for one in buffers)
+        super().read_into(key, offset, buffers)
+
+    def read(self, key: str, offset: int, nbytes: int) -> bytes:
+        self.nbytes += nbytes
+        return super().read(key, offset, nbytes)
+
+
+def big_state(way: str, scale: float = 1.0) -> dict[str, Any]:
+    """About 25 MB, in tensors of many sizes; a few are whole on every rank in any case."""
+    torch.manual_seed(1)
+    whole = [torch.randn(rows, 3, 129) * scale for rows in (1, 7, 64, 1000, 5000, 9000)]
+    plain = {"steps": [torch.tensor(float(n)) * scale for n in range(5)], "norm": whole[2].clone()}
+    if way == "ddp":
+        return {"model": whole, **plain}
+    shape, places = {
+        "fsdp": ((4,), [Shard(0)]),
+        "hsdp": ((2, 2), [Replicate(), Shard(0)]),
+        "columns": ((4,), [Shard(2)]),
+    }[way]
+    mesh = init_device_mesh("cpu", shape)
+    return {"model": [distribute_tensor(one, mesh, places) for one in whole], **plain}
+
+
+def _equal(state: dict[str, Any], truth: dict[str, Any]) -> bool:
+    return not diff_state_dict(state, truth)
+
+
+def save(rank: int, world: int, *, path: str, way: str) -> int:
+    return sk.save(big_state(way), path, timeout=SECONDS).total_nbytes
+
+
+def load(rank: int, world: int, *, path: str, way: str, share: str) -> list[int]:
+    """Bytes fetched from the storage, and what the report says of them."""
+    state = big_state(way, scale=0.0)
+    with Counted(path) as storage:
+        report = sk.load(storage, state, share=share, timeout=SECONDS)  # type: ignore[arg-type]
+        fetched = storage.nbytes
+    assert _equal(state, big_state(way))
+    return [fetched, report.nbytes_read, report.nbytes_received]
+
+
+def load_from_two_hosts(rank: int, world: int, *, path: str) -> list[int]:
+    with patch("shardkeep.transfer.share.host_key", lambda: f"host-{rank // 2}"):
+        return load(rank, world, path=path, way="ddp", share="host")
+
+
+def load_little_at_a_time(rank: int, world: int, *, path: str) -> list[int]:
+    """Other dtypes on some ranks, so that they stage more often; small stripes, little memory."""
+    state = big_state("ddp", scale=0.0)
+    if rank in (1, 2):
+        state["model"] = [one.double() for one in state["model"]]
+    with (
+        patch.object(filling, "_STAGED_NBYTES", 2**20 * rank + 1),
+        patch.object(shared_fill, "STRIPE_NBYTES", 2**19),
+        patch.object(pump, "IN_FLIGHT_NBYTES", 2**20),
+        Counted(path) as storage,
+    ):
+        sk.load(storage, state, cast=True, share="job", timeout=SECONDS)
+        fetched = storage.nbytes
+    state["model"] = [one.float() for one in state["model"]]
+    assert _equal(state, big_state("ddp"))
+    return [fetched]
+
+
+def load_damaged(rank: int, world: int, *, path: str, good: str) -> list[str]:
+    """What the ranks raise; afterwards they share again."""
+    state = big_state("ddp", scale=0.0)
+    try:
+        sk.load(path, state, share="job", timeout=SECONDS)
+        said = ["nothing"]
+    except sk.ShardkeepError as error:
+        said = [type(error).__name__, error.kind, str(error)]
+    load(rank, world, path=good, way="ddp", share="job")
+    return said
+
+
+def load_unfit(rank: int, world: int, *, path: str) -> str:
+    """One rank has a shape of its own: it fails before anything is shared."""
+    state = big_state("ddp", scale=0.0)
+    if rank == 2:
+        state["norm"] = torch.zeros(3)
+    try:
+        sk.load(path, state, share="job", timeout=SECONDS)
+    except sk.ShardkeepError as error:
+        return str(error)
+    return ""
+
+
+def load_every_way(rank: int, world: int, *, paths: list[str]) -> int:
+    """Any parallelism into any other, shared."""
+    ranks = tuple(range(world))
+    meet(ranks)
+    count = 0
+    for way in ways(world):
+        state, truth = state_as(way, ranks), state_as(way, ranks)
+        for path in paths:
+            spoil(state)
+            sk.load(path, state, share="job", timeout=SECONDS)
+            assert_state(state, truth)
+            count += 1
+    return count

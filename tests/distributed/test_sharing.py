@@ -1,0 +1,89 @@
+"""Each byte is fetched once, however many ranks want it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.distributed import cases_checkpoint, cases_sharing as cases
+
+
+@pytest.fixture(scope="module")
+def saved(pool4, tmp_path_factory) -> dict[str, tuple[str, int]]:
+    """Path and bytes of a checkpoint of each parallelism."""
+    folder = tmp_path_factory.mktemp("sharing")
+    found: dict[str, tuple[str, int]] = {}
+    for way in ("ddp", "hsdp", "fsdp"):
+        path = str(folder / way)
+        found[way] = path, pool4.run(cases.save, path=path, way=way)[0]
+    return found
+
+
+@pytest.mark.parametrize("way", ["ddp", "hsdp", "fsdp"])
+def test_all_ranks_together_fetch_what_is_stored(pool4, saved, way):
+    path, stored = saved[way]
+    found = pool4.run(cases.load, path=path, way=way, share="auto")
+
+    assert sum(fetched for fetched, _, _ in found) == stored
+    assert [fetched for fetched, _, _ in found] == [read for _, read, _ in found]
+    if way == "ddp":
+        assert [read + received for _, read, received in found] == [stored] * 4
+        assert max(read for _, read, _ in found) < 0.5 * stored
+
+
+def test_without_sharing_every_rank_fetches_all(pool4, saved):
+    path, stored = saved["ddp"]
+    found = pool4.run(cases.load, path=path, way="ddp", share="none")
+
+    assert all(fetched >= stored for fetched, _, _ in found)
+    assert [received for _, _, received in found] == [0] * 4
+
+
+@pytest.mark.parametrize(("source", "way"), [("ddp", "columns"), ("hsdp", "ddp"), ("fsdp", "hsdp")])
+def test_into_another_layout_no_byte_is_fetched_twice(pool4, saved, source, way):
+    path, stored = saved[source]
+    found = pool4.run(cases.load, path=path, way=way, share="job")
+
+    assert sum(fetched for fetched, _, _ in found) <= stored
+
+
+def test_each_host_fetches_once_by_itself(pool4, saved):
+    path, stored = saved["ddp"]
+    found = [fetched for fetched, _, _ in pool4.run(cases.load_from_two_hosts, path=path)]
+
+    assert found[0] + found[1] == found[2] + found[3] == stored
+
+
+def test_ranks_that_take_more_turns_and_little_memory_share_as_well(pool4, saved):
+    path, stored = saved["ddp"]
+    found = pool4.run(cases.load_little_at_a_time, path=path)
+
+    # Who stages asks again for blocks that lie on a border between two turns.
+    assert stored <= sum(fetched for (fetched,) in found) < 4 * stored
+
+
+def test_what_one_rank_finds_damaged_all_raise_and_can_share_again(pool4, saved, tmp_path):
+    good, _ = saved["ddp"]
+    bad = str(tmp_path / "bad")
+    pool4.run(cases.save, path=bad, way="ddp")
+    data = max(Path(bad).glob("*.safetensors"), key=lambda one: one.stat().st_size)
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+
+    for kind, _, text in pool4.run(cases.load_damaged, path=bad, good=good):
+        assert "Corrupt" in kind or "RankFailed" in kind
+        assert data.name in text
+        assert "not what was written" in text
+
+
+def test_a_state_that_does_not_fit_on_one_rank_is_heard_by_all(pool4, saved):
+    for text in pool4.run(cases.load_unfit, path=saved["ddp"][0]):
+        assert "norm" in text
+
+
+def test_any_parallelism_into_any_other_shared(pool4, tmp_path):
+    pool4.run(cases_checkpoint.save_in_every_way, folder=str(tmp_path), groups=[[0, 1, 2, 3]])
+    paths = [str(path) for path in sorted(tmp_path.iterdir())]
+    assert pool4.run(cases.load_every_way, paths=paths) == [8 * 8] * 4
