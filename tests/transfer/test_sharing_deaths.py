@@ -1,4 +1,4 @@
-"""What do ranks do that wait for bytes of one that is gone? Processes of their own, which may die."""
+"""What do ranks do that wait for bytes of one that is gone? Real processes, which may die."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 
 import shardkeep as sk
 from shardkeep.storage import LocalStorage
+from shardkeep.transfer import shared_fill
 from torture.processes import c10d, connect, fork, kill, read_log, reap, serving, warm
 
 SIZE = 3
@@ -38,6 +39,8 @@ class _Struck(LocalStorage):
 
 
 def _be_rank(rank: int, port: int, path: Path, number: int, log: int) -> None:
+    # Small ones: there is something to read for each rank.
+    shared_fill.STRIPE_NBYTES = 2**20
     c10d.init_process_group("gloo", store=connect(port), rank=rank, world_size=SIZE)
     with _Struck(path) as storage:
         storage.number = number if rank == SIZE - 1 else 0
