@@ -52,7 +52,7 @@ torture: $(READY) ## the long campaigns, then property tests with many more exam
 	SHARDKEEP_TORTURE=1 $(BIN)/python -m pytest tests -m "torture or hypothesis" \
 		--hypothesis-profile=torture $(PYTEST_ARGS)
 
-torture-peers: $(PEERS)/.ready ## what becomes of other libraries' checkpoints; writes docs/reliability.md
+torture-peers: $(PEERS)/.ready ## what becomes of other libraries' checkpoints; writes docs/reliability.md and README.md
 	PYTHONPATH=src:. $(PEERS)/bin/python -m torture.peers $(TORTURE_ARGS)
 
 docs: $(READY) ## build the site into build/site, without a network, and run the examples of its pages

@@ -1,30 +1,22 @@
 """Ask every library: `python -m torture.peers [--quick] [--seed N] [words of a library ...]`.
 
-Prints the table, and writes it to build/peers.json and into docs/reliability.md.
+Prints the table and keeps it in build/peers.json; once all were asked in full, also after one
+another, it is written into docs/reliability.md and README.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from torture.peers.contests import CONTESTS, Finding
+from torture.peers.kept import Findings, keep, markdown, show
 from torture.peers.libraries import LIBRARIES, Library
-
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "reliability.md"
-START, STOP = "<!-- peers: start -->", "<!-- peers: stop -->"
-
-Findings = dict[str, dict[str, Finding]]
 
 
 def main() -> None:
@@ -43,7 +35,7 @@ def main() -> None:
     ]
     for library in chosen:
         library.prepare()
-    found: Findings = {}
+    found: dict[str, dict[str, Finding]] = {}
     for title, contest in CONTESTS.items():
         console.print(f"[bold]{title}[/]: {contest.__doc__}")
         found[title] = {}
@@ -52,7 +44,7 @@ def main() -> None:
             style = "green" if finding.good else "red"
             console.print(f"  {library.name}: [{style}]{finding.text}[/]", highlight=False)
     console.print(_table(chosen, found))
-    _write(chosen, found, asked.seed, quick=asked.quick)
+    _keep(chosen, found, asked.seed, quick=asked.quick)
 
 
 def _table(libraries: Sequence[Library], found: Findings) -> Table:
@@ -62,40 +54,12 @@ def _table(libraries: Sequence[Library], found: Findings) -> Table:
     return table
 
 
-def _write(libraries: Sequence[Library], found: Findings, seed: int, *, quick: bool) -> None:
-    build = ROOT / "build"
-    build.mkdir(exist_ok=True)
+def _keep(libraries: Sequence[Library], found: Findings, seed: int, *, quick: bool) -> None:
     command = f"python -m torture.peers --seed {seed}" + (" --quick" if quick else "")
-    date = time.strftime("%Y-%m-%d")
-    kept = {
-        "command": command,
-        "date": date,
-        "versions": {one.name: one.version for one in libraries},
-        "findings": {
-            title: {name: asdict(one) for name, one in findings.items()}
-            for title, findings in found.items()
-        },
-    }
-    (build / "peers.json").write_text(json.dumps(kept, indent=2) + "\n")
-    if quick or len(libraries) < len(LIBRARIES) or not PAGE.exists():
-        return
-    before, rest = PAGE.read_text().split(START)
-    after = rest.split(STOP)[1]
-    PAGE.write_text(f"{before}{START}\n{_markdown(libraries, found, command, date)}\n{STOP}{after}")
-
-
-def _markdown(libraries: Sequence[Library], found: Findings, command: str, date: str) -> str:
-    titles = list(found)
-    lines = [
-        f"Measured on {date} by `{command}`.",
-        "",
-        f"| library | {' | '.join(titles)} |",
-        f"|---{'|---' * len(titles)}|",
-    ]
-    for one in libraries:
-        cells = [found[title][one.name].text for title in titles]
-        lines.append(f"| {one.name} {one.version} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    kept = keep(command, {one.name: one.version for one in libraries}, found)
+    names = [one.name for one in LIBRARIES]
+    if not quick and set(names) == kept["versions"].keys():
+        show(markdown(kept, names))
 
 
 if __name__ == "__main__":
