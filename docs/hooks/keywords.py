@@ -22,6 +22,8 @@ _NAME = re.compile(r"(?:sk\.)?([A-Za-z_][\w.]*)(?=\(|=|$)")
 _MARKED, _IN_TITLE, _IN_TABLE, _IN_PROSE, _IN_CODE = 1000, 100, 50, 5, 1
 
 
+# Search finds the places themselves.
+_NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n"
 DIV = '<div class="keywords" markdown>'
 
 
@@ -64,6 +66,7 @@ def keywords(
 def index_page(found: Iterable[Keyword]) -> str:
     """The index as a page."""
     lines = [
+        _NOT_SEARCHED,
         "# Keyword index",
         "",
         "Every public name and every concept, and where it is explained.",

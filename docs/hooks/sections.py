@@ -50,9 +50,9 @@ def sections_of(page: str, text: str) -> list[Section]:
     return found
 
 
-def without_marks(text: str) -> str:
-    """The page as readers get it."""
-    return _MARK.sub("", text)
+def with_hidden_marks(text: str) -> str:
+    """The page with its keywords where search finds them and readers do not see them."""
+    return _MARK.sub(r"<span hidden>\1</span>\n", text)
 
 
 def lines_of(text: str) -> Iterator[tuple[str, bool]]:

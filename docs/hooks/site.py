@@ -12,7 +12,7 @@ from mkdocs.structure.pages import Page
 from docs.hooks.keywords import index_page, keywords
 from docs.hooks.links import ELSEWHERE, relinked, source_of, with_references
 from docs.hooks.reference import links, members, public_names
-from docs.hooks.sections import Section, lines_of, sections_of, without_marks
+from docs.hooks.sections import Section, lines_of, sections_of, with_hidden_marks
 
 ROOT = Path(__file__).parents[2]
 INDEX = "keyword-index.md"
@@ -59,7 +59,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     name = page.file.src_uri
     if name in WIDE:
         page.meta["hide"] = ["navigation", "toc"]
-    text = _titled(without_marks(markdown))
+    text = _titled(with_hidden_marks(markdown))
     if name == INDEX:
         return text
     return with_references(relinked(name, text), public_names())

@@ -11,7 +11,7 @@ from docs.hooks.docstrings import fenced
 from docs.hooks.keywords import Place, index_page, keywords
 from docs.hooks.links import ELSEWHERE, relinked, with_references
 from docs.hooks.reference import shown_on
-from docs.hooks.sections import sections_of, without_marks
+from docs.hooks.sections import sections_of, with_hidden_marks
 from docs.hooks.site import INDEX, nav_pages
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def test_sections_have_the_anchors_of_the_site_and_their_marks():
     assert [one.label for one in sections][:2] == ["Boxes", "Boxes: Ways to make one"]
     assert sections[0].marks == ("half-open", "rectangle")
     assert "Not a heading" in sections[1].code
-    assert "keywords" not in without_marks(PAGE)
+    assert "\n<span hidden>half-open, rectangle</span>\n" in with_hidden_marks(PAGE)
 
 
 def test_the_index_has_names_members_what_tables_define_and_concepts():
