@@ -79,6 +79,11 @@ def save(
     SPMD over the ranks of `group` (all by default); a single process needs no group. No collective
     is called. If a rank fails, all raise and the path keeps what it had. A checkpoint that is there
     already is replaced, all at once, with `overwrite=True` only.
+
+    `durable=False` does not wait until the bytes survive a loss of power. No rank waits longer than
+    `timeout` seconds for the others. What several ranks hold is compared as `check_replicas` says:
+    "sample", "all" or "none". Each rank writes `threads` files at once. `metadata` is a JSON object
+    of your own. `progress` is called with the bytes done and the bytes in all.
     """
     return save_now(
         state,
@@ -295,6 +300,9 @@ def load(
     each rank reads the boxes that it holds. Without it, the state itself is returned, whole, in
     plain containers and tensors, and no other rank takes part. `keys` are glob patterns of dotted
     paths. Every byte is checked against its digest unless `verify=False`.
+
+    `strict=False` reports keys that only one side has, where else they are an error. `cast=True`
+    converts to the state's dtypes. Tensors on the meta device get memory on `device`.
 
     `share="job"` has every byte read once and passed on to all ranks that want it, "host" once on
     each host; "auto" does so in the job for stores that are not file systems.

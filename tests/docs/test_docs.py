@@ -106,6 +106,18 @@ def run_script(block: Block, command: list[str], folder: Path) -> str:
     return done.stdout
 
 
+def test_the_page_of_the_command_line_begins_with_its_help():
+    shown = (ROOT / "docs" / "command-line.md").read_text().partition("$ shardkeep --help\n")[2]
+    printed = subprocess.run(
+        [sys.executable, "-m", "shardkeep", "--help"],
+        env={**os.environ, "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    assert printed.startswith(shown.partition("```")[0])
+
+
 def test_every_public_name_is_in_the_docs():
     text = "\n".join((ROOT / page).read_text() for page in PAGES)
     missing = [name for name in vars(shardkeep)["__all__"] if not re.search(rf"\b{name}\b", text)]
