@@ -56,8 +56,8 @@ class Checkpointer:
     Every method that saves or restores is SPMD over `group`. Kept are the `keep_last` newest, the
     steps that `keep_every` divides, and the best `n` by a metric (`keep_best=("loss", "min", n)`);
     without any of these, all. `maybe_save` saves every `every_steps` steps, every `every_seconds`
-    seconds and, with `on_signal=True`, when SIGUSR1 comes or, then to stop, SIGTERM; it does not wait
-    for the files unless `background=False`. The other options are those of `save`.
+    seconds and, with `on_signal=True`, when SIGUSR1 comes or, then to stop, SIGTERM; it waits for
+    the files with `background=False` only. The other options are those of `save`.
 
     With `local`, a folder on each host's own disk, a save is committed when it is there; then it
     goes on to `root` in the background. The `keep_local` newest stay there. With `peer_copies`,

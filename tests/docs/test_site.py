@@ -13,7 +13,6 @@ from urllib.parse import unquote
 import pytest
 
 import shardkeep
-from tests.viewer.browser import missing, started_browser
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.xdist_group("site")
@@ -120,20 +119,6 @@ def test_search_needs_no_server(site):
     assert "Checkpointer" in index
     home = tags_of(site / "index.html")
     assert any(one.endswith("iframe-worker.js") for one in home.loaded)
-
-
-@pytest.mark.skipif(bool(missing()), reason=missing())
-def test_a_browser_reads_and_searches_the_site_from_files_alone(site):
-    asked: list[str] = []
-    with started_browser() as browser:
-        page = browser.new_page()
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto((site / "index.html").as_uri())
-        page.locator("input.md-search__input").fill("retention")
-        page.wait_for_selector(".md-search-result__link", state="attached")
-        found = page.locator(".md-search-result__link").evaluate_all("all => all.map(a => a.href)")
-    assert any("/runs.html" in link for link in found)
-    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
 
 
 def test_every_public_name_is_in_the_index_with_its_reference_and_a_page(site):
