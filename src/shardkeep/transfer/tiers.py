@@ -145,6 +145,8 @@ class Tiers:
             raise
         finally:
             self._busy = None
+            # It may have been spared only because it was on its way.
+            self._tidy(max(self._saved, default=step))
 
     def _wait_for_manifest(self, step: int, save_id: str) -> bytes:
         """The first rank of this host may be just about to put it there."""
