@@ -312,6 +312,8 @@ def _restore(job: Job, rank: int) -> None:
     step = run.restore(state)
     version = version_of(state)
     assert step == version, f"step {step} holds version {version}"
+    run.wait()
+    assert step in run.steps(), f"step {step} was not brought to the slow tier"
     run.save(3, state_of(3))
     run.wait()
     again = state_of(0)

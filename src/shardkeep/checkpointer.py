@@ -35,6 +35,7 @@ from shardkeep.transfer.groups import chair_of, common_step, council_of, from_ch
 from shardkeep.transfer.replicas import CheckReplicas
 from shardkeep.transfer.restore import LoadReport
 from shardkeep.transfer.retain import RunPrune, prune_run
+from shardkeep.transfer.share import Share
 from shardkeep.transfer.signals import SAVE_AND_STOP, SignalWatch
 from shardkeep.transfer.steps import RUN_KEY, encode_metrics, newest, read_steps, step_name
 from shardkeep.transfer.tiered_choice import Found
@@ -123,6 +124,7 @@ class Checkpointer:
                 keep=keep_local,
                 peer_copies=peer_copies,
                 group=group,
+                durable=durable,
                 timeout=timeout,
                 threads=threads,
             )
@@ -311,11 +313,13 @@ class Checkpointer:
         cast: bool = False,
         verify: bool = True,
         device: torch.device | str | None = None,
+        share: Share = "auto",
     ) -> int:
         """Fill `state` in place from a checkpoint and return its step. SPMD.
 
         None takes the newest, and returns 0 if there is none. A damaged one is an error, unless
-        `on_damage="fallback"`: then the one before is taken, with a warning.
+        `on_damage="fallback"`: then the one before is taken, with a warning. `share` is as in
+        `load`; with a local tier, hosts hand each other what only one of them has in any case.
         """
         self._wait_for_saves()
         wish, said = Wish(step, on_damage), set[str]()
@@ -330,6 +334,7 @@ class Checkpointer:
                 self._restored = self._load(
                     choice.step,
                     found,
+                    share,
                     into=state,
                     strict=strict,
                     cast=cast,
@@ -357,10 +362,10 @@ class Checkpointer:
         council = council_of(self._group, act="choose", timeout=self._timeout)
         return agree_on_step(council, self._shelf, wish, best), None
 
-    def _load(self, step: int, found: Found | None, **options: Any) -> LoadReport:
+    def _load(self, step: int, found: Found | None, share: Share, **options: Any) -> LoadReport:
         tiers = self._tiers
         if tiers is None or found is None or found.located is None or found.manifest is None:
-            return load(self.path_of(step), **options)
+            return load(self.path_of(step), share=share, **options)
         located, manifest = found.located, found.manifest
         report = load_from(
             lambda: tiers.open_found(located, manifest),

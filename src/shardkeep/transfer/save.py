@@ -57,6 +57,7 @@ from shardkeep.transfer.replicas import (
     find_divergence,
 )
 from shardkeep.transfer.report import RankTimes, make_report, write_report
+from shardkeep.transfer.save_notes import Outcome, Wrote
 from shardkeep.transfer.sources import Sums, require_same_sources, sum_sources
 from shardkeep.transfer.timings import Timings as Timings
 from shardkeep.transfer.write import Job, OutChunk, write_files
@@ -90,25 +91,6 @@ class SaveOutcome:
     def nbytes(self) -> int:
         """Of this rank's own files."""
         return sum(record.nbytes for record in self.files)
-
-
-class _Wrote(msgspec.Struct):
-    """What a rank tells the chair when its files are durable."""
-
-    files: list[tuple[int, int, int, int]]
-    replicas: list[tuple[str, str]]
-    sources: dict[int, int]
-    times: RankTimes
-    host_key: str
-    """Tells hosts of the same name apart."""
-
-
-class _Outcome(msgspec.Struct):
-    """What the chair tells all at the end."""
-
-    total_nbytes: int
-    explain: list[int]
-    """Ranks that must say in detail what they hold; empty once committed."""
 
 
 def run_save(
@@ -244,7 +226,7 @@ class _Save:
         self, agreement: Agreement, layouts: Mapping[str, Layout], records: list[FileRecord]
     ) -> SaveOutcome:
         shared = self._digest_replicas(layouts)
-        wrote = _Wrote(
+        wrote = Wrote(
             [(r.number, r.nbytes, r.header_nbytes, r.header_digest) for r in records],
             combine(shared),
             self._sum_sources(agreement),
@@ -283,16 +265,16 @@ class _Save:
             commit(self.storage, manifest, self.replaced)
             self._remove_replaced()
 
-    def _hear_outcome(self, save_id: str) -> _Outcome:
+    def _hear_outcome(self, save_id: str) -> Outcome:
         try:
-            return msgspec.json.decode(self.council.hear("write"), type=_Outcome)
+            return msgspec.json.decode(self.council.hear("write"), type=Outcome)
         except RankFailedError as error:
             # The chair may have been done first, and have ended, and the Store with it.
             is_store_gone = list(error.failures) == [self.council.me]
             total = committed_nbytes(self.storage, save_id) if is_store_gone else None
             if total is None:
                 raise
-            return _Outcome(total, [])
+            return Outcome(total, [])
 
     def _digest_replicas(self, layouts: Mapping[str, Layout]) -> dict[Holders, dict[str, int]]:
         if len(self.council.ranks) == 1:
@@ -315,13 +297,13 @@ class _Save:
             self.options.check_replicas,
         )
 
-    def _chair_commit(self, agreement: Agreement) -> _Outcome:
+    def _chair_commit(self, agreement: Agreement) -> Outcome:
         notes = self.council.collect("write")
         start = self.timings.clock()
-        wrote = {rank: msgspec.json.decode(note, type=_Wrote) for rank, note in notes.items()}
+        wrote = {rank: msgspec.json.decode(note, type=Wrote) for rank, note in notes.items()}
         differ = find_divergence({rank: one.replicas for rank, one in wrote.items()})
         if differ is not None:
-            outcome = _Outcome(0, list(differ))
+            outcome = Outcome(0, list(differ))
             self.council.announce("write", msgspec.json.encode(outcome))
             return outcome
         require_same_sources(agreement, {rank: one.sources for rank, one in wrote.items()})
@@ -343,7 +325,7 @@ class _Save:
             self.tried_to_commit = isinstance(error, OutcomeUnknownError)
             raise
         # The checkpoint stands: from here on nothing may make the save fail.
-        outcome = _Outcome(sum(record.nbytes for record in records), [])
+        outcome = Outcome(sum(record.nbytes for record in records), [])
         self._announce_commit(outcome, manifest)
         # Not before: of thousands of old files, the others would wait for each.
         self._remove_replaced()
@@ -356,7 +338,7 @@ class _Save:
         hosts = self.options.hosts
         return hosts is None or hosts.number_of[rank] == hosts.mine
 
-    def _announce_commit(self, outcome: _Outcome, manifest: bytes) -> None:
+    def _announce_commit(self, outcome: Outcome, manifest: bytes) -> None:
         """Once more if the Store fails; if it is gone, the others find the checkpoint itself."""
         for _ in range(2):
             with suppress(RankFailedError):

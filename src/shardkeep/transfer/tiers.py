@@ -57,6 +57,7 @@ class Tiers:
         keep: int,
         peer_copies: bool,
         group: Any,
+        durable: bool,
         timeout: float,
         threads: int,
     ) -> None:
@@ -65,6 +66,7 @@ class Tiers:
         self._open_slow = open_slow
         self._keep = keep
         self._group = group
+        self._durable = durable
         self._timeout = timeout
         self._threads = threads
         self.hosts = meet_hosts(council_of(group, act="hosts", timeout=timeout), root)
@@ -109,7 +111,7 @@ class Tiers:
 
         def spread() -> None:
             manifest = self._wait_for_manifest(step, save_id)
-            with LocalStorage(self.path_of(step)) as local:
+            with LocalStorage(self.path_of(step), durable=self._durable) as local:
                 self._copy_to_peers(local, manifest, save_id)
                 self._upload(step, local, manifest, save_id, overwrite)
             after()

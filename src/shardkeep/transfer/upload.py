@@ -13,9 +13,15 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 import msgspec
 
 from shardkeep.errors import ConflictError, ShardkeepError
-from shardkeep.manifest import Manifest, decode_manifest, decode_summary, parse_file_name
+from shardkeep.manifest import (
+    Manifest,
+    decode_manifest,
+    decode_summary,
+    lock_name,
+    parse_file_name,
+)
 from shardkeep.plan.uploads import plan_uploads
-from shardkeep.storage import Storage
+from shardkeep.storage import CanHold, Storage
 from shardkeep.transfer.commit import (
     MANIFEST,
     commit,
@@ -104,7 +110,7 @@ class Upload:
                     f"{self._slow.location} holds a checkpoint of another save already; save "
                     "another step, or pass overwrite=True to replace it"
                 )
-        self._open.enter_context(under_way(self._slow, self._manifest.save_id))
+        self._hold()
         # Of an upload that was broken off: nobody can tell whether they are whole.
         remove_files(self._slow, self._names())
         said = {r: msgspec.msgpack.decode(note, type=_Held) for r, note in notes.items()}
@@ -117,6 +123,15 @@ class Upload:
                 if self._manifest.file_name(index) not in bad:
                     hosts_with[index].append(host)
         return plan_uploads(list(self._manifest.files.nbytes), hosts_with, ranks_on)
+
+    def _hold(self) -> None:
+        """As a save does; the lock of a job that died in an upload of the same save goes first."""
+        save_id = self._manifest.save_id
+        if isinstance(self._slow, CanHold) and not self._slow.delete_unless_held(
+            lock_name(save_id)
+        ):
+            raise ConflictError(f"another job uploads {save_id} to {self._slow.location} now")
+        self._open.enter_context(under_way(self._slow, save_id))
 
     def _names(self) -> list[str]:
         return [self._manifest.file_name(index) for index in range(len(self._manifest.files))]
