@@ -35,11 +35,11 @@ lint: $(READY) ## style, format, types, and which folder may import which
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-bench: $(PEERS)/.ready ## saves and loads beside other libraries and the raw limit; writes docs/performance.md
+bench: $(PEERS)/.ready ## saves and loads beside other libraries and the raw limit; writes docs/performance.md (half an hour)
 	PYTHONPATH=src:. $(PEERS)/bin/python -m benchmarks
 	PYTHONPATH=src:. $(PEERS)/bin/python -m benchmarks.page
 
-bench-quick: $(PEERS)/.ready ## the same with small states and few repetitions (a minute)
+bench-quick: $(PEERS)/.ready ## the same with small states and few repetitions (a minute or two)
 	PYTHONPATH=src:. $(PEERS)/bin/python -m benchmarks --quick
 
 bench-tools: $(READY) ## state-dict tools, exports and the command line, beside PyTorch's own

@@ -9,6 +9,7 @@ page.
 
 import argparse
 import logging
+import signal
 import sys
 import time
 import warnings
@@ -26,6 +27,8 @@ from benchmarks.workloads.every import WORKLOADS, Workload
 def main() -> None:
     """Run what was asked for."""
     options = _options()
+    # What is under way is undone: processes end, folders go.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     asked = Asked(options.quick, options.repetitions, options.contenders)
@@ -67,13 +70,21 @@ def _run(workload: Workload, asked: Asked) -> list[Figure]:
     screen.print(figures_table(f"{title}, measured in {seconds:.0f} s", figures))
     for note in notes(figures):
         screen.print(note, highlight=False)
-    if asked.is_whole:
-        command = " ".join(["python -m benchmarks", *sys.argv[1:]])
-        kept = kept_now(workload.title, command, seconds, figures)
-        # At once: a run that is broken off keeps what it has.
-        path = QUICK if asked.quick else FULL
-        write(path, {**read(path), workload.name: kept})
+    if not asked.contenders:
+        _keep(workload, asked, seconds, figures)
     return figures
+
+
+def _keep(workload: Workload, asked: Asked, seconds: float, figures: Sequence[Figure]) -> None:
+    """At once: a run that is broken off keeps what it has. Other settings stay as they were."""
+    path = QUICK if asked.quick else FULL
+    several = read(path)
+    fresh = {one.setting for one in figures}
+    before = several[workload.name].figures if workload.name in several else ()
+    command = " ".join(["python -m benchmarks", *sys.argv[1:]])
+    stale = [one for one in before if asked.setting and one.setting not in fresh]
+    kept = kept_now(workload.title, command, seconds, [*stale, *figures])
+    write(path, {**several, workload.name: kept})
 
 
 if __name__ == "__main__":

@@ -25,11 +25,6 @@ class Asked:
     setting: str = ""
     """A part of a setting's name; all have an empty one."""
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing is left out, so that the figures may be kept."""
-        return not (self.contenders or self.setting)
-
     def turns(self, usual: int, quick: int) -> int:
         return self.repetitions or (quick if self.quick else usual)
 

@@ -21,15 +21,31 @@ _STYLE = """
 
 
 @dataclass(frozen=True)
+class Bar:
+    """One figure, by whatever name."""
+
+    name: str
+    value: float
+    unit: str
+    kind: str
+
+    @classmethod
+    def of(cls, one: Figure) -> "Bar":
+        return cls(one.contender, one.median, one.unit, _kind(one.contender))
+
+
+@dataclass(frozen=True)
 class Panel:
-    """Some figures of the same unit, under one heading; least first."""
+    """Some bars of the same unit, under one heading."""
 
     heading: str
-    figures: Sequence[Figure]
+    bars: Sequence[Bar]
 
-    @property
-    def bars(self) -> list[Figure]:
-        return sorted((one for one in self.figures if one.values), key=lambda one: one.median)
+    @classmethod
+    def of(cls, heading: str, figures: Sequence[Figure]) -> "Panel":
+        """Least first; without those who did not take part."""
+        bars = [Bar.of(one) for one in figures if one.values]
+        return cls(heading, sorted(bars, key=lambda bar: bar.value))
 
     @property
     def height(self) -> int:
@@ -66,29 +82,29 @@ def picture(title: str, panels: Sequence[Panel]) -> str:
 def _panel(panel: Panel, left: int, top: int, width: int) -> list[str]:
     marks = [f'<text x="{left}" y="{top + 19}" font-weight="600">{escape(panel.heading)}</text>']
     room = width - _NAMES - _VALUES
-    largest = max((one.median for one in panel.bars), default=0) or 1
-    for number, one in enumerate(panel.bars):
-        y = top + _HEADING + number * _ROW
-        length = max(1.0, room * one.median / largest)
-        marks += _bar(one, left, y, length)
+    largest = max((bar.value for bar in panel.bars), default=0) or 1
+    for number, bar in enumerate(panel.bars):
+        length = max(1.0, room * bar.value / largest)
+        marks += _marks(bar, left, top + _HEADING + number * _ROW, length)
     return marks
 
 
-def _bar(one: Figure, left: int, y: int, length: float) -> list[str]:
-    kind = _kind(one.contender)
+def _marks(bar: Bar, left: int, y: int, length: float) -> list[str]:
     start, middle = left + _NAMES, y + _BAR - 3
-    weight = ' font-weight="600"' if kind == "ours" else ""
-    value = escape(value_text(one.median, one.unit))
+    weight = ' font-weight="600"' if bar.name == OURS else ""
+    value = escape(value_text(bar.value, bar.unit))
     return [
         f'<text x="{start - 8}" y="{middle}" font-size="12" text-anchor="end"{weight}>'
-        f"{escape(one.contender)}</text>",
-        f'<rect class="{kind}" x="{start}" y="{y}" width="{length:.1f}" height="{_BAR}" rx="2"/>',
+        f"{escape(bar.name)}</text>",
+        f'<rect class="{bar.kind}" x="{start}" y="{y}" width="{length:.1f}" height="{_BAR}" '
+        'rx="2"/>',
         f'<text class="faint" x="{start + length + 6:.1f}" y="{middle}" font-size="12">'
         f"{value}</text>",
     ]
 
 
 def _kind(contender: str) -> str:
+    """The class of its bar."""
     if contender.startswith(OURS):
         return "ours"
     return "raw" if contender in (RAW, "warm copy, 2 threads", "no save") else "other"

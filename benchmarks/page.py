@@ -4,9 +4,10 @@ Only between the page's markers; the pictures beside it are made anew. Takes bui
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.bars import Panel, picture
+from benchmarks.bars import Bar, Panel, picture
 from benchmarks.claims import Claim, claims_of, value_text
 from benchmarks.figures import OURS, RAW, Figure, grouped
 from benchmarks.kept import FULL, Kept, read
@@ -45,23 +46,22 @@ def panels_of(figures: Sequence[Figure]) -> list[Panel]:
         return _planning_panels(figures)
     settings = {one.setting for one in figures}
     return [
-        Panel(act if len(settings) == 1 else f"{setting}: {act}", several)
+        Panel.of(act if len(settings) == 1 else f"{setting}: {act}", several)
         for (_, setting, act), several in grouped(figures).items()
         if sum(bool(one.values) for one in several) > 1
     ]
 
 
 def _planning_panels(figures: Sequence[Figure]) -> list[Panel]:
-    """By act, a bar for each setting; the contender is DCP where a bar says so."""
+    """By act, a bar for each setting; DCP's say so."""
     acts = dict.fromkeys(one.act for one in figures)
-    return [
-        Panel(act, [_named_by_setting(one) for one in figures if one.act == act]) for act in acts
-    ]
+    return [Panel(act, [_setting_bar(one) for one in figures if one.act == act]) for act in acts]
 
 
-def _named_by_setting(one: Figure) -> Figure:
-    name = one.setting if one.contender == OURS else f"{one.contender}, {one.setting}"
-    return Figure(one.workload, one.setting, one.act, name, one.values, one.unit)
+def _setting_bar(one: Figure) -> Bar:
+    bar = Bar.of(one)
+    is_ours = one.contender == OURS
+    return replace(bar, name=one.setting if is_ours else f"{one.contender}, {one.setting}")
 
 
 def markdown(kept: Mapping[str, Kept]) -> str:

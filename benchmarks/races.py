@@ -113,26 +113,25 @@ class _Racer:
         written = contender.written_nbytes()
         if written is not None:
             self.turns.written[contender.name] = written
-        if turn == 0:
-            self._check(contender, path)
-        if self.race.times_loads:
-            self._time_loads(contender, path)
+        is_checked = turn == 0 and not (contender.name == RAW and not self.race.times_loads)
+        if self.race.times_loads and contender.loads():
+            self._time_loads(contender, path, is_checked)
+        elif is_checked:
+            zero(self.target)
+            contender.load(self.target, path)
+            require_equal(self.target, self.state, contender.name)
         dist.barrier()
         if self.is_first and not contender.keeps:
             remove(path)
 
-    def _check(self, contender: Contender, path: Path) -> None:
-        if contender.name == RAW and not self.race.times_loads:
-            return
-        for load in contender.loads().values() or (contender.load,):
-            zero(self.target)
-            load(self.target, path)
-            require_equal(self.target, self.state, contender.name)
-
-    def _time_loads(self, contender: Contender, path: Path) -> None:
+    def _time_loads(self, contender: Contender, path: Path, is_checked: bool) -> None:
         for name, load in contender.loads().items():
             self._settle()
+            if is_checked:
+                zero(self.target)
             self.turns.timed("load", name, lambda: load(self.target, path))  # noqa: B023
+            if is_checked:
+                require_equal(self.target, self.state, name)
             if self.race.place != TMPFS:
                 if self.is_first:
                     evict(path)

@@ -6,6 +6,7 @@ milliseconds, and what earlier ranks allocated, cached or connected is not their
 
 import multiprocessing
 import os
+import signal
 import socket
 import traceback
 import warnings
@@ -75,6 +76,8 @@ def _work(rank: int, size: int, port: int, act: Callable[[], object], answers: C
     torch.set_num_threads(len(os.sched_getaffinity(0)) if size == 1 else 1)
     # PyTorch says of its ShardedTensor, at each use, that it will go.
     warnings.simplefilter("ignore", FutureWarning)
+    # The parent's way to end is not this process's, which is killed.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # What goes wrong is answered; background processes of others report every step here.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     # What torchrun sets: background processes of others look for it.

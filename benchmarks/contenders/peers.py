@@ -15,6 +15,8 @@ import torch
 from benchmarks.contenders.contender import Contender
 from benchmarks.stored_states import State
 
+_AT_ONCE = 4
+
 
 def _arrays(state: State) -> dict[str, Any]:
     return {name: tensor.numpy() for name, tensor in state.items()}
@@ -52,29 +54,29 @@ class Tensorstore(Contender):
         self.ts = tensorstore
 
     def save(self, state: State, path: Path) -> None:
-        asyncio.run(self._save(_arrays(state), path))
-
-    async def _save(self, arrays: dict[str, Any], path: Path) -> None:
-        opened = [
-            self.ts.open(_spec(path, name, array), create=True) for name, array in arrays.items()
-        ]
-        stores = [await one for one in opened]
-        # The arrays stay as they are until all is written.
-        writes = [
-            store.write(array, can_reference_source_data_indefinitely=True)
-            for store, array in zip(stores, arrays.values(), strict=True)
-        ]
-        for write in writes:
-            await write
+        asyncio.run(self._each(_arrays(state), path, self._save_one))
 
     def load(self, state: State, path: Path) -> None:
-        asyncio.run(self._load(_arrays(state), path))
+        asyncio.run(self._each(_arrays(state), path, self._load_one))
 
-    async def _load(self, arrays: dict[str, Any], path: Path) -> None:
-        opened = [self.ts.open(_spec(path, name), open=True) for name in arrays]
-        reads = [(await one).read() for one in opened]
-        for array, read in zip(arrays.values(), reads, strict=True):
-            array[...] = await read
+    async def _each(self, arrays: dict[str, Any], path: Path, act: Any) -> None:
+        """A few at a time: all at once need as much memory as the state."""
+        room = asyncio.Semaphore(_AT_ONCE)
+
+        async def bounded(name: str, array: Any) -> None:
+            async with room:
+                await act(path, name, array)
+
+        await asyncio.gather(*(bounded(name, array) for name, array in arrays.items()))
+
+    async def _save_one(self, path: Path, name: str, array: Any) -> None:
+        store = await self.ts.open(_spec(path, name, array), create=True)
+        # The array stays as it is until it is written.
+        await store.write(array, can_reference_source_data_indefinitely=True)
+
+    async def _load_one(self, path: Path, name: str, array: Any) -> None:
+        store = await self.ts.open(_spec(path, name), open=True)
+        await self.ts.array(array).write(store)
 
 
 def _spec(path: Path, name: str, array: Any = None) -> dict[str, Any]:

@@ -45,9 +45,9 @@ def run(asked: Asked) -> list[Figure]:
     contenders = asked.chosen(background_contenders(asked.quick))
     with folder_on(TMPFS) as folder:
         (samples, notes), *_ = on_ranks(
-            1, lambda: _Racer(shapes, folder).run(contenders, asked.turns(5, 2))
+            1, lambda: _Racer(shapes, folder).run(contenders, asked.turns(4, 2))
         )
-        samples |= _first_saves(contenders, shapes, folder, asked.turns(3, 1), notes)
+        samples |= _first_saves(contenders, shapes, folder, 2 if not asked.quick else 1, notes)
     made = [Figure(NAME, SETTING, *what, tuple(values)) for what, values in samples.items()]
     return [
         *made,
@@ -64,7 +64,7 @@ def _first_saves(
 ) -> Samples:
     """Each in a process that has saved nothing yet but a few bytes."""
     samples: Samples = {}
-    for turn in range(min(3, repetitions)):
+    for turn in range(repetitions):
         for contender in in_turn(contenders, turn):
             if contender.name not in failed:
                 (blocked,) = on_ranks(1, lambda: _Racer(shapes, folder).first(contender))  # noqa: B023

@@ -27,7 +27,7 @@ def run(asked: Asked) -> list[Figure]:
                 placing.value,
                 large(asked.quick),
                 asked.chosen([Shardkeep(), Raw(), Dcp(), Dcp(2)]),
-                asked.turns(5, 2),
+                asked.turns(5, 1),
                 ranks=RANKS,
                 placing=placing,
                 times_loads=placing is Placing.ROWS,

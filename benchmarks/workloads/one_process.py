@@ -33,8 +33,9 @@ def run(asked: Asked) -> list[Figure]:
     shapes = large(asked.quick)
     figures: list[Figure] = []
     if asked.has("tmpfs"):
-        contenders = asked.chosen([*_fresh(), *peers(), RecycledFiles(), Raw(recycled=True)])
-        turns = asked.turns(5, 3)
+        again = [RecycledFiles(), Raw(recycled=True)]
+        contenders = asked.chosen([*_fresh(), *asked.unless_quick(peers()), *again])
+        turns = asked.turns(5, 2)
         figures += Race(NAME, "tmpfs", shapes, contenders, turns, place=TMPFS).run()
     if asked.has("disk"):
         contenders = asked.chosen([*_fresh(), *asked.unless_quick(peers()), *_durable()])

@@ -40,7 +40,7 @@ OTHER_DIM = (
 
 def run(asked: Asked) -> list[Figure]:
     """Of all who load; the checkpoints are saved once."""
-    shapes, turns = large(asked.quick), asked.turns(5, 2)
+    shapes, turns = large(asked.quick), asked.turns(5, 1)
     contenders = asked.chosen([Shardkeep(), RawOfOthers(), Dcp()])
     figures: list[Figure] = []
     with folder_on(TMPFS) as folder:

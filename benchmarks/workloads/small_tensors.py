@@ -21,8 +21,10 @@ def run(asked: Asked) -> list[Figure]:
     ours: list[Contender] = [Shardkeep(), Raw(), Dcp()]
     figures: list[Figure] = []
     if asked.has(ALONE):
-        contenders = asked.chosen([*ours, Safetensors(), TorchSave(), *asked.unless_quick(peers())])
-        figures += Race(NAME, ALONE, shapes, contenders, asked.turns(3, 1)).run()
+        others = asked.unless_quick(peers())
+        contenders = asked.chosen([*ours, Safetensors(), TorchSave(), *others])
+        once = [one.name for one in others]
+        figures += Race(NAME, ALONE, shapes, contenders, asked.turns(3, 1), once=once).run()
     if asked.has(TOGETHER):
         contenders, turns = asked.chosen(ours), asked.turns(3, 1)
         figures += Race(NAME, TOGETHER, shapes, contenders, turns, ranks=4, once=(DCP,)).run()

@@ -47,10 +47,13 @@ _ACTS: dict[tuple[str, str], str] = {
 
 
 def run(asked: Asked) -> list[Figure]:
-    """Each in as many processes as there are turns, after one that writes the bytecode."""
+    """Each in as many processes as there are turns, after one that writes the bytecode.
+
+    A quick run does without that one.
+    """
     acts = {what: text for what, text in _ACTS.items() if asked.wants(what[1])}
     found: dict[tuple[str, str], list[float]] = {what: [] for what in acts}
-    for turn in range(-1, asked.turns(5, 1)):
+    for turn in range(0 if asked.quick else -1, asked.turns(5, 1)):
         for what in in_turn(list(acts), turn):
             seconds = _seconds(acts[what])
             if turn >= 0:

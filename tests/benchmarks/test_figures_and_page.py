@@ -49,7 +49,7 @@ def test_what_was_not_measured_is_not_met():
 
 def test_bars_are_well_formed_and_least_first():
     figures = [*saves(raw=1.0, shardkeep=2.0), *saves(**{"a <b> & c": 0.5})]
-    drawn = picture("Saves & loads", [Panel("save", figures), Panel("again", figures)])
+    drawn = picture("Saves & loads", [Panel.of("save", figures), Panel.of("again", figures)])
     names = [one.text for one in ET.fromstring(drawn).iter() if one.text in ("a <b> & c", "raw")]
     assert names == ["a <b> & c", "raw"] * 2
 
