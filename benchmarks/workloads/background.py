@@ -32,7 +32,9 @@ SETTING = "tmpfs"
 FIRST, LATER, TOTAL, STEP = "blocked, first save", "blocked", "until complete", "step meanwhile"
 COPY, QUIET, SYNC = "warm copy, 2 threads", "no save", f"{OURS}, waited for"
 COPY_ON_WRITE = f"{OURS}, copy-on-write"
-_QUIET_STEPS = 40
+_QUIET_STEPS = 20
+# All others are compared with these.
+_BASE_SAMPLES = 3
 _CORES = 2
 
 Samples = dict[tuple[str, str], list[float]]
@@ -45,7 +47,7 @@ def run(asked: Asked) -> list[Figure]:
     contenders = asked.chosen(background_contenders(asked.quick))
     with folder_on(TMPFS) as folder:
         (samples, notes), *_ = on_ranks(
-            1, lambda: _Racer(shapes, folder).run(contenders, asked.turns(4, 2))
+            1, lambda: _Racer(shapes, folder).run(contenders, asked.turns(3, 2))
         )
         samples |= _first_saves(contenders, shapes, folder, 2 if not asked.quick else 1, notes)
     made = [Figure(NAME, SETTING, *what, tuple(values)) for what, values in samples.items()]
@@ -136,8 +138,9 @@ class _Racer:
             # The first turn warms up: first saves are measured in other processes.
             if turn == 0:
                 self.samples.clear()
-            self._keep(LATER, COPY, copy.seconds())
-            self._keep(STEP, QUIET, self.loop.quiet())
+            for _ in range(_BASE_SAMPLES):
+                self._keep(LATER, COPY, copy.seconds())
+                self._keep(STEP, QUIET, self.loop.quiet())
             self._keep(TOTAL, SYNC, self._wait_for_save())
             for contender in in_turn(ready, turn):
                 if not self._can(contender, self._measure):
