@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 import shardkeep as sk
+from torture.object_servers import S3Server, cannot_cheat, cannot_serve, rclone, seaweedfs
 
 # No deadline: the first example of a test pays for imports and process start.
 settings.register_profile("shardkeep", max_examples=100, deadline=None)
@@ -36,3 +37,21 @@ def make(tmp_path: Path) -> Iterator[Callable[..., sk.Checkpointer]]:
     yield lambda **options: sk.Checkpointer(tmp_path / "run", durable=False, **options)
     checkpoint._background.wait()
     checkpoint._background.unseen_errors()
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """A SeaweedFS that all tests of this process share; each takes a prefix of its own."""
+    if reason := cannot_serve():
+        pytest.skip(reason)
+    with seaweedfs() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def careless_s3() -> Iterator[S3Server]:
+    """An S3 server that carries out every put, whatever its condition."""
+    if reason := cannot_cheat():
+        pytest.skip(reason)
+    with rclone() as server:
+        yield server

@@ -14,6 +14,7 @@ from torture.hostile import Hostile
 from torture.killed_runs import KilledRuns
 from torture.kills import Kills
 from torture.lost_hosts import LostHosts
+from torture.object_faults import ObjectFaults
 from torture.power_loss import PowerLoss
 from torture.savers import Savers
 from torture.simulation import Simulation
@@ -37,4 +38,6 @@ CAMPAIGNS: Sequence[Campaign] = (
     Simulation(),
     StateMachine(),
     Soak(),
+    # Last: a process that has used obstore is not to be forked.
+    ObjectFaults(),
 )

@@ -157,6 +157,7 @@ if TYPE_CHECKING:
         MemoryStorage as MemoryStorage,
         OutcomeUnknownError as OutcomeUnknownError,
     )
+    from shardkeep.storage.objects import ObjectStorage as ObjectStorage
     from shardkeep.transfer.background import (
         Handle as Handle,
     )
@@ -207,6 +208,7 @@ else:
             "MemoryStorage": "shardkeep.storage",
             "Mesh": "shardkeep.layouts",
             "NotFoundError": "shardkeep.errors",
+            "ObjectStorage": "shardkeep.storage.objects",
             "OutcomeUnknownError": "shardkeep.storage",
             "PruneReport": "shardkeep.transfer.prune",
             "RankFailedError": "shardkeep.errors",

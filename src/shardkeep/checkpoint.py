@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -37,7 +36,7 @@ from shardkeep.transfer.save import SaveOptions, Timings, run_save
 from shardkeep.transfer.share import Share, Sharing, check_share, sharing_of
 from shardkeep.translate.exporting import ExportFormat, ExportReport, export
 from shardkeep.translate.importing import Wishes, imported
-from shardkeep.translate.opening import open_source
+from shardkeep.translate.opening import local_path, open_source
 
 Path = str | os.PathLike[str] | Storage
 
@@ -176,7 +175,7 @@ def begin_save(
         options = _save_options(overwrite, threads, check_replicas, metadata, meter, hosts)
         _background.raise_unseen()
         kept, snapshot = _staged(state, timings)
-    handle: Handle[SaveResult] = Handle(f"the checkpoint {path}")
+    handle: Handle[SaveResult] = Handle(f"the checkpoint {_name_of(path)}")
     handle.mark_staged()
 
     def act() -> SaveResult:
@@ -250,6 +249,10 @@ def _opened(path: Path, *, create: bool = False, durable: bool = False) -> Gener
     finally:
         if storage is not path:
             storage.close()
+
+
+def _name_of(path: Path) -> str:
+    return path.location if isinstance(path, Storage) else os.fspath(path)
 
 
 @contextmanager
@@ -390,7 +393,7 @@ def import_checkpoint(
             options = _save_options(overwrite, threads, "none", metadata, meter)
             found = opened.enter_context(
                 imported(
-                    pathlib.Path(source),
+                    local_path(source),
                     wishes,
                     ranks=council.ranks,
                     me=council.me,
@@ -428,7 +431,7 @@ def export_checkpoint(
     with _source(path) as opened, Meter("exporting", progress, show=True) as meter:
         return export(
             opened,
-            pathlib.Path(dest),
+            local_path(dest),
             to=to,
             meter=meter,
             keys=keys,

@@ -27,7 +27,7 @@ from shardkeep.manifest import Json
 from shardkeep.plan.retention import Best, Retention
 from shardkeep.ranks import RankGroup
 from shardkeep.storage import Storage, open_storage
-from shardkeep.storage.shelf import LocalShelf
+from shardkeep.storage.shelves import open_shelf
 from shardkeep.transfer.background import Handle
 from shardkeep.transfer.choose import Choice, OnDamage, Wish, agree_on_step, best_step
 from shardkeep.transfer.common_step import CommonStep, SoloStep
@@ -52,7 +52,7 @@ _POLL_SECONDS = 0.02
 
 
 class Checkpointer:
-    """The checkpoints of one run, each in a folder of its own below `root`.
+    """The checkpoints of one run, each in a folder of its own below `root`, a path or a URL.
 
     Every method that saves or restores is SPMD over `group`. Kept are the `keep_last` newest, the
     steps that `keep_every` divides, and the best `n` by a metric (`keep_best=("loss", "min", n)`);
@@ -67,7 +67,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        root: str | os.PathLike[str],
+        root: str | os.PathLike[str] | Storage,
         *,
         keep_last: int | None = None,
         keep_every: int | None = None,
@@ -91,7 +91,7 @@ class Checkpointer:
             raise InvalidError(f"every_steps must be at least 1, got {every_steps}")
         if every_seconds is not None and every_seconds <= 0:
             raise InvalidError(f"every_seconds must be positive, got {every_seconds}")
-        self._shelf = LocalShelf(root)
+        self._shelf = open_shelf(root)
         self._every_steps = every_steps
         self._every_seconds = every_seconds
         self._background = background
@@ -134,13 +134,18 @@ class Checkpointer:
             self._common = common_step(group, look=self._look, timeout=min(timeout, 300.0))
 
     @property
-    def path(self) -> Path:
-        """The run's folder."""
-        return Path(self._shelf.location)
+    def path(self) -> Path | str:
+        """The run's folder, or its URL in an object store."""
+        location = self._shelf.location
+        return location if "://" in location else Path(location)
 
-    def path_of(self, step: int) -> Path:
-        """The folder of a step's checkpoint, whether it is there or not."""
+    def path_of(self, step: int) -> Path | str:
+        """The folder or URL of a step's checkpoint, whether it is there or not."""
         return self._shelf.path(step_name(step))
+
+    def _place_of(self, step: int) -> Path | Storage:
+        """The same with the connections and options of the run."""
+        return self._shelf.place(step_name(step))
 
     @property
     def stopping(self) -> bool:
@@ -254,7 +259,7 @@ class Checkpointer:
             }
         return {
             **self._options,
-            "path": self._tiers.path_of(step) if self._tiers else self.path_of(step),
+            "path": self._tiers.path_of(step) if self._tiers else self._place_of(step),
             "hosts": self._tiers.hosts if self._tiers else None,
             "overwrite": overwrite,
             "metadata": {**(metadata or {}), RUN_KEY: run},
@@ -273,7 +278,7 @@ class Checkpointer:
     def _opened(self, step: int, create: bool) -> Generator[Storage]:
         """The storage of a step in the run's folder."""
         durable = bool(self._options["durable"])
-        with open_storage(self.path_of(step), create=create, durable=durable) as storage:
+        with open_storage(self._place_of(step), create=create, durable=durable) as storage:
             yield storage
 
     def _saved(self, step: int) -> None:
@@ -365,7 +370,7 @@ class Checkpointer:
     def _load(self, step: int, found: Found | None, share: Share, **options: Any) -> LoadReport:
         tiers = self._tiers
         if tiers is None or found is None or found.located is None or found.manifest is None:
-            return load(self.path_of(step), share=share, **options)
+            return load(self._place_of(step), share=share, **options)
         located, manifest = found.located, found.manifest
         report = load_from(
             lambda: tiers.open_found(located, manifest),

@@ -11,7 +11,6 @@ from hypothesis import given, strategies as st
 from hypothesis.strategies import DrawFn
 
 from shardkeep.boxes import Box
-from shardkeep.plan import reads as module
 from shardkeep.plan.reads import DirectRead, Piece, Read, WindowRead, plan_reads
 from shardkeep.testing.box_strategies import boxes_in, shapes
 
@@ -41,6 +40,7 @@ def carry_out(plan: list[Read], pieces: list[Piece], file: np.ndarray[Any, Any])
             data = file[read.start : read.stop].tobytes()
             targets[read.target].reshape(-1)[:] = np.frombuffer(data, np.int32)
             continue
+        assert isinstance(read, WindowRead)
         for copy in read.copies:
             place = targets[copy.target][(*copy.place.slices(), ...)]
             for index in np.ndindex(place.shape):
@@ -57,16 +57,15 @@ def test_reads_fill_all_that_is_wanted(
 ) -> None:
     pieces, block, nbytes = file
     content = np.arange(nbytes // 4 + 1, dtype=np.int32).view(np.uint8)[:nbytes]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_DIRECT_NBYTES", direct)
-        plan = plan_reads(
-            pieces,
-            data_start=DATA_START,
-            file_nbytes=nbytes,
-            block_nbytes=block,
-            window_nbytes=window,
-            max_gap_nbytes=gap,
-        )
+    plan = plan_reads(
+        pieces,
+        data_start=DATA_START,
+        file_nbytes=nbytes,
+        block_nbytes=block,
+        window_nbytes=window,
+        max_gap_nbytes=gap,
+        direct_nbytes=direct,
+    )
     for piece, target in zip(pieces, carry_out(plan, pieces, content), strict=True):
         chunk = content[piece.chunk_start :][: math.prod(piece.chunk_shape) * 4].view(np.int32)
         expected = chunk.reshape(piece.chunk_shape)[piece.box.slices()]

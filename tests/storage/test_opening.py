@@ -4,6 +4,7 @@ import pytest
 
 from shardkeep.errors import InvalidError, NotFoundError, UnsupportedError
 from shardkeep.storage import LocalStorage, MemoryStorage, Storage, forget_memory, open_storage
+from shardkeep.storage.objects import ObjectStorage
 from shardkeep.testing.storage_suite import read_all, write_object
 
 
@@ -57,9 +58,41 @@ def test_durable_is_passed_on(tmp_path: Path):
             assert storage.durable is durable
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/run", "gs://b", "hf://x/y", "https://example.org/x"])
-def test_other_schemes_are_refused_with_what_is_supported(url: str):
-    with pytest.raises(UnsupportedError, match=r"supported are a local path, file:///path and mem"):
+@pytest.mark.parametrize("url", ["s3://bucket/run", "gs://b", "az://c/d", "https://example.org/x"])
+def test_a_url_of_an_object_store_is_opened_without_a_request(
+    url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "nobody")
+    with opened(f"{url}/") as storage:
+        assert isinstance(storage, ObjectStorage)
+        assert storage.location == url
+
+
+def test_what_is_read_over_https_is_not_written():
+    storage = opened("https://example.org/x")
+    for act in (lambda: storage.create("a"), lambda: storage.put_if_absent("a", b"1")):
+        with pytest.raises(UnsupportedError, match=r"https://example.org/x can only be read"):
+            act()
+
+
+def test_a_scheme_that_nobody_knows_is_refused_by_name():
+    with pytest.raises(UnsupportedError, match=r"nobody://x/y cannot be opened by fsspec"):
+        opened("nobody://x/y")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://", "names no bucket; write s3://bucket/path"),
+        ("s3:///a", "names no bucket"),
+        ("gs://b/../c", "has a part that is no name"),
+        ("s3://b/a\nb", "has a part that is no name"),
+    ],
+)
+def test_urls_that_name_nothing_are_refused(url: str, said: str):
+    with pytest.raises(InvalidError, match=said):
         opened(url)
 
 

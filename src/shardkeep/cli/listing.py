@@ -15,7 +15,7 @@ def ls(run: Path, /, *, json: bool = False) -> int:
     Parameters
     ----------
     run
-        The run's folder, as given to `Checkpointer`.
+        The run's folder or URL, as given to `Checkpointer`.
     json
         Print JSON, for programs.
     """

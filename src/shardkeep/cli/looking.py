@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shardkeep.cli.printing import console, print_json, print_lines, print_out
 from shardkeep.cli.ranks import this_team
 from shardkeep.errors import InvalidError
+from shardkeep.view.places import place_of
 from shardkeep.view.words import clean_text, count_text, size_text
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def show(
     Parameters
     ----------
     checkpoint
-        A checkpoint's folder, a folder of Hugging Face or DCP, or a safetensors file.
+        A checkpoint's folder or URL, a folder of Hugging Face or DCP, or a safetensors file.
     key
         A tensor, a module, or a pattern such as `model.*.weight`.
     stats
@@ -131,7 +132,7 @@ def verify(*checkpoints: Path, json: bool = False) -> int:
     Parameters
     ----------
     checkpoints
-        Folders of checkpoints; a run's folder stands for all of its committed ones.
+        Folders or URLs of checkpoints; a run's stands for all of its committed ones.
     json
         Print JSON, for programs.
     """
@@ -157,7 +158,7 @@ def verify(*checkpoints: Path, json: bool = False) -> int:
     return int(any(one.problems for one in outcome.values()))
 
 
-def _print_verified(path: Path, found: Verified) -> None:
+def _print_verified(path: Path | str, found: Verified) -> None:
     from rich.text import Text
 
     if found.problems:
@@ -187,7 +188,7 @@ def diff(a: Path, b: Path, key: str | None = None, /, *, json: bool = False) -> 
     Parameters
     ----------
     a
-        A checkpoint: its folder, a folder of Hugging Face or DCP, or a safetensors file.
+        A checkpoint: its folder or URL, a folder of Hugging Face or DCP, or a safetensors file.
     b
         Another one.
     key
@@ -214,8 +215,8 @@ def diff(a: Path, b: Path, key: str | None = None, /, *, json: bool = False) -> 
 def _print_difference(a: Path, b: Path, found: Difference) -> None:
     from shardkeep.view.tables import changes_table
 
-    lines = [f"only in {a}: {key}" for key in found.only_a]
-    lines += [f"only in {b}: {key}" for key in found.only_b]
+    lines = [f"only in {place_of(a)}: {key}" for key in found.only_a]
+    lines += [f"only in {place_of(b)}: {key}" for key in found.only_b]
     print_lines([*lines, *found.other_kind])
     if found.changes:
         print_out(changes_table(found.changes))
@@ -257,7 +258,7 @@ def explain(
     Parameters
     ----------
     checkpoint
-        A checkpoint's folder, a folder of Hugging Face or DCP, or a safetensors file.
+        A checkpoint's folder or URL, a folder of Hugging Face or DCP, or a safetensors file.
     key
         Only this tensor, module, or pattern.
     mesh

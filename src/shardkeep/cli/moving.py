@@ -10,6 +10,7 @@ from typing import Any, Literal
 from shardkeep.cli.printing import print_json, print_lines
 from shardkeep.cli.ranks import this_team
 from shardkeep.errors import InvalidError, NotFoundError
+from shardkeep.view.places import place_of
 from shardkeep.view.words import count_text, parse_size, size_text
 
 _NAMED = 4
@@ -25,9 +26,9 @@ def copy(source: Path, target: Path, /, *, json: bool = False) -> int:
     Parameters
     ----------
     source
-        The checkpoint's folder.
+        The checkpoint's folder or URL.
     target
-        Where it goes.
+        Where it goes, a folder or a URL.
     json
         Print JSON, for programs.
     """
@@ -35,7 +36,8 @@ def copy(source: Path, target: Path, /, *, json: bool = False) -> int:
 
     nbytes = copy_to(source, target)
     if json:
-        return print_json({"source": str(source), "target": str(target), "nbytes": nbytes})
+        places = {"source": str(place_of(source)), "target": str(place_of(target))}
+        return print_json({**places, "nbytes": nbytes})
     print_lines([f"{size_text(nbytes)} copied and checked"])
     return 0
 
@@ -71,7 +73,7 @@ def export_(
     Parameters
     ----------
     checkpoint
-        A checkpoint's folder, or one of another format.
+        A checkpoint's folder or URL, or a folder of another format.
     dest
         Where it goes: a folder that is not there yet, or a file.
     to
@@ -98,6 +100,7 @@ def export_(
     from shardkeep.transfer.progress import Meter
     from shardkeep.transfer.team import Team
     from shardkeep.translate.exporting import export
+    from shardkeep.translate.opening import local_path
     from shardkeep.view.opening import opened_checkpoint
     from shardkeep.view.pieces import core_count
 
@@ -112,7 +115,7 @@ def export_(
         ):
             return export(
                 opened,
-                dest,
+                local_path(place_of(dest)),
                 to=to,
                 meter=meter,
                 keys=keys,
@@ -207,7 +210,7 @@ def import_(
     source
         The folder or file; what it is, it tells by itself.
     dest
-        Where the checkpoint goes.
+        Where the checkpoint goes, a folder or a URL.
     keys
         Only what matches this pattern of dotted names; repeatable.
     rename
@@ -224,11 +227,12 @@ def import_(
     from shardkeep.checkpoint import import_checkpoint
 
     team = this_team()
-    if not source.exists():
+    place = place_of(source)
+    if isinstance(place, Path) and not place.exists():
         raise NotFoundError(f"{source} is not there; check the path")
     found = import_checkpoint(
-        source,
-        dest,
+        place,
+        place_of(dest),
         keys=keys,
         rename=renaming(rename or []),
         under=under,

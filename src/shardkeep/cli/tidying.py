@@ -30,7 +30,7 @@ def prune(
     Parameters
     ----------
     run
-        The run's folder.
+        The run's folder or URL.
     keep_last
         Keep so many of the newest.
     keep_every

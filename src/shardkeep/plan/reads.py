@@ -13,7 +13,7 @@ from functools import lru_cache
 from shardkeep.boxes import Box, ByteRanges, byte_ranges
 
 # A run of at least this many bytes is worth a read of its own, straight into its destination.
-_DIRECT_NBYTES = 512 * 1024
+DIRECT_NBYTES = 512 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,26 @@ class WindowRead:
     copies: tuple[Copy, ...]
 
 
-Read = DirectRead | WindowRead
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes of a file that go to the bytes of a target from `at` on."""
+
+    target: int
+    start: int
+    stop: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpanRead:
+    """Bytes of a file, whole blocks, of which parts go to targets as they are."""
+
+    start: int
+    stop: int
+    parts: tuple[Part, ...]
+
+
+Read = DirectRead | WindowRead | SpanRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +104,12 @@ def plan_reads(
     block_nbytes: int,
     window_nbytes: int,
     max_gap_nbytes: int,
+    direct_nbytes: int = DIRECT_NBYTES,
 ) -> list[Read]:
     """The reads of one file that fill all pieces, in the order of the file.
 
-    Windows span at most about `window_nbytes` and bridge gaps of at most `max_gap_nbytes`.
+    Windows span at most about `window_nbytes` and bridge gaps of at most `max_gap_nbytes`. Runs of
+    at least `direct_nbytes` that land in one piece of memory are read by themselves.
     """
     reads: list[Read] = []
     wants: list[_Want] = []
@@ -96,11 +117,11 @@ def plan_reads(
         if 0 in piece.chunk_shape:
             continue
         if piece.box.shape == piece.chunk_shape:
-            whole = _whole(piece)
+            whole = _whole(piece, direct_nbytes)
             (wants if isinstance(whole, _Want) else reads).append(whole)  # type: ignore[arg-type]
             continue
         ranges = byte_ranges(piece.chunk_shape, piece.box, piece.itemsize)
-        if ranges.run_count == 1 and piece.is_contiguous and ranges.run_nbytes >= _DIRECT_NBYTES:
+        if ranges.run_count == 1 and piece.is_contiguous and ranges.run_nbytes >= direct_nbytes:
             first = piece.chunk_start + next(iter(ranges))[0]
             reads.append(DirectRead(piece.target, first, first + ranges.run_nbytes))
         elif ranges.run_count:
@@ -113,11 +134,11 @@ def plan_reads(
     return sorted(reads, key=lambda read: read.start)
 
 
-def _whole(piece: Piece) -> DirectRead | _Want:
+def _whole(piece: Piece, direct_nbytes: int) -> DirectRead | _Want:
     """A chunk that is wanted whole, the usual case: one run, no arithmetic on boxes."""
     start = piece.chunk_start
     stop = start + piece.box.numel * piece.itemsize
-    if piece.is_contiguous and stop - start >= _DIRECT_NBYTES:
+    if piece.is_contiguous and stop - start >= direct_nbytes:
         return DirectRead(piece.target, start, stop)
     strides = _strides(piece.chunk_shape, piece.itemsize)
     return _Want(start, stop, Copy(piece.target, piece.box, start, strides))

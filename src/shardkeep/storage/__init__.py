@@ -1,4 +1,4 @@
-"""Bytes by key within one checkpoint folder: in memory or as local files."""
+"""Bytes by key within one checkpoint folder: in memory, as local files or in object stores."""
 
 from shardkeep.storage.failures import OutcomeUnknownError as OutcomeUnknownError
 from shardkeep.storage.local import LocalStorage as LocalStorage
@@ -10,6 +10,7 @@ from shardkeep.storage.opening import open_storage as open_storage
 from shardkeep.storage.protocols import (
     CanCreate as CanCreate,
     CanDelete as CanDelete,
+    CanFetch as CanFetch,
     CanGet as CanGet,
     CanHold as CanHold,
     CanList as CanList,
@@ -21,6 +22,8 @@ from shardkeep.storage.protocols import (
     CanReplace as CanReplace,
     CanSync as CanSync,
     Entry as Entry,
+    ReadCosts as ReadCosts,
     Sink as Sink,
     Storage as Storage,
+    StreamSink as StreamSink,
 )

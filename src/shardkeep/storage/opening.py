@@ -6,16 +6,19 @@ import os
 import re
 from urllib.parse import unquote
 
-from shardkeep.errors import InvalidError, UnsupportedError
+from shardkeep.errors import InvalidError
 from shardkeep.storage.local import LocalStorage
 from shardkeep.storage.memory import MemoryStorage
 from shardkeep.storage.protocols import Storage
+from shardkeep.storage.urls import OBJECT_SCHEMES, split_url
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
 # `Path("s3://bucket")` is s3:/bucket, a folder named "s3:".
-_URL_THROUGH_PATHLIB = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")
+URL_THROUGH_PATHLIB = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")
 
-_SUPPORTED = "a local path, file:///path and memory://name"
+_SUPPORTED = (
+    "a local path, file:///path, memory://name, object stores (s3://, gs://, az://, https:// to be "
+    "read) and what fsspec knows"
+)
 
 
 def open_storage(path: str | os.PathLike[str] | Storage, *, create: bool, durable: bool) -> Storage:
@@ -26,9 +29,9 @@ def open_storage(path: str | os.PathLike[str] | Storage, *, create: bool, durabl
     if isinstance(path, os.PathLike):
         path = _path_of(path)
     elif isinstance(path, str):
-        found = _URL.match(path)
+        found = split_url(path)
         if found is not None:
-            return _open_url(found[1], found[2], path, create=create, durable=durable)
+            return _open_url(*found, path, create=create, durable=durable)
     elif isinstance(path, Storage):  # pyright: ignore[reportUnnecessaryIsInstance]
         return path
     else:
@@ -38,24 +41,29 @@ def open_storage(path: str | os.PathLike[str] | Storage, *, create: bool, durabl
 
 def _path_of(path: os.PathLike[str]) -> str:
     text = os.fspath(path)
-    if _URL_THROUGH_PATHLIB.match(text):
+    if URL_THROUGH_PATHLIB.match(text):
         raise InvalidError(f"{path!r} was a URL before pathlib took a slash from it: pass a string")
     return text
 
 
 def _open_url(scheme: str, rest: str, url: str, *, create: bool, durable: bool) -> Storage:
-    match scheme.lower():
+    match scheme:
         case "file":
-            return LocalStorage(_path_in_url(rest, url), create=create, durable=durable)
+            return LocalStorage(path_in_url(rest, url), create=create, durable=durable)
         case "memory":
             return MemoryStorage(rest.rstrip("/"), create=create)
+        case _ if scheme in OBJECT_SCHEMES:
+            from shardkeep.storage.objects import ObjectStorage
+
+            return ObjectStorage(url)
         case _:
-            raise UnsupportedError(
-                f"{url!r}: no storage for {scheme}:// here; supported are {_SUPPORTED}"
-            )
+            from shardkeep.storage.fsspec_files import FsspecStorage
+
+            return FsspecStorage(url)
 
 
-def _path_in_url(rest: str, url: str) -> str:
+def path_in_url(rest: str, url: str) -> str:
+    """The path that a file URL means; InvalidError if it names a host."""
     path = rest.removeprefix("localhost")
     if not path.startswith("/"):
         raise InvalidError(f"{url!r} names a host; write file:///path, with an absolute path")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
@@ -61,6 +62,43 @@ class CanRead(Protocol):
 
         CorruptError, before memory is taken, if fewer are there.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCosts:
+    """What a read from a distance costs, and how many may be under way at once.
+
+    >>> ReadCosts(0.03, 100e6, 16).max_gap_nbytes
+    3000000
+    """
+
+    request_seconds: float
+    """Until the first byte comes."""
+    nbytes_per_second: float
+    """Of one request."""
+    in_flight: int
+
+    @property
+    def max_gap_nbytes(self) -> int:
+        """What is read over in the time that a request of its own would take."""
+        return int(self.request_seconds * self.nbytes_per_second)
+
+
+@runtime_checkable
+class CanFetch(Protocol):
+    """Reads from a distance: each read is a request, and many may be under way at once."""
+
+    def fetch(self, key: str, offset: int, nbytes: int) -> memoryview:
+        """As `read`, in the memory that the bytes came in."""
+        ...
+
+    def read_start(self, key: str, nbytes: int) -> tuple[bytes, int]:
+        """The first bytes, at most `nbytes`, and the object's size, by one request."""
+        ...
+
+    def costs(self) -> ReadCosts:
+        """What a read costs, as far as that is known."""
         ...
 
 
@@ -125,6 +163,17 @@ class Sink(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
+
+
+@runtime_checkable
+class StreamSink(Protocol):
+    """A sink that sends bytes in order, from the memory that they lie in."""
+
+    def write(self, offset: int, buffers: Sequence[ReadableBuffer]) -> None: ...
+
+    def write_kept(self, offset: int, buffers: Sequence[ReadableBuffer]) -> None:
+        """As `write`; the memory must stay as it is until the sink is finished or aborted."""
+        ...
 
 
 class CanCreate(Protocol):
@@ -203,6 +252,26 @@ class CanHold(Protocol):
 
     def delete_unless_held(self, key: str) -> bool:
         """True if the object is gone now, False if somebody holds it."""
+        ...
+
+
+class Upload(NamedTuple):
+    """An object that was begun and never finished, of which no list tells."""
+
+    key: str
+    upload_id: str
+
+
+@runtime_checkable
+class CanFindUploads(Protocol):
+    """Knows what was begun and never finished. Not every storage leaves such."""
+
+    def unfinished(self) -> Sequence[Upload]:
+        """All of them; none if the credentials do not allow to ask."""
+        ...
+
+    def abort_unfinished(self, upload: Upload) -> None:
+        """Free what is there of it."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Where do the checkpoints of a run stand? In a folder, one folder each.
+"""Where do the checkpoints of a run stand? On a shelf: in a folder, one folder each.
 
 What is taken off the shelf is renamed first: from that moment nobody takes it for a checkpoint,
 and if removing it is broken off, the next sweep goes on with it.
@@ -11,13 +11,56 @@ import secrets
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from shardkeep.errors import NotFoundError, StorageError
 from shardkeep.storage.file_calls import FileCalls
 from shardkeep.storage.local import LocalStorage
 from shardkeep.storage.opening_folders import open_folder
+from shardkeep.storage.protocols import Storage
 
 _REMOVED = ".removed-"
+
+
+class Shelf(Protocol):
+    """The checkpoints of a run, by name, wherever they are."""
+
+    @property
+    def location(self) -> str:
+        """Where the run is, for messages."""
+        ...
+
+    def path(self, name: str) -> Path | str:
+        """Where the checkpoint of this name is: a path, or a URL."""
+        ...
+
+    def place(self, name: str) -> Path | Storage:
+        """The same for whoever saves or loads it."""
+        ...
+
+    def names(self) -> list[str]:
+        """The names of all checkpoints, in order, half-written ones included."""
+        ...
+
+    def has(self, name: str) -> bool:
+        """Whether there is anything under this name."""
+        ...
+
+    def open(self, name: str) -> Storage:
+        """A checkpoint's storage, to be read; NotFoundError if it is not there."""
+        ...
+
+    def changed_at(self, name: str) -> float:
+        """When something of it last changed, in seconds since 1970; 0 if it is gone."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Take a checkpoint away, all at once, and free its space. Gone already: no matter."""
+        ...
+
+    def sweep(self) -> None:
+        """Go on with removals that were broken off."""
+        ...
 
 
 class LocalShelf:
@@ -33,6 +76,14 @@ class LocalShelf:
     def path(self, name: str) -> Path:
         """Where the checkpoint of this name is."""
         return self._root / name
+
+    def place(self, name: str) -> Path:
+        """Where it is saved and loaded."""
+        return self.path(name)
+
+    def has(self, name: str) -> bool:
+        """Whether the folder is there."""
+        return self.path(name).exists()
 
     def names(self) -> list[str]:
         """The names of all folders, in order; links and what was removed are left out."""

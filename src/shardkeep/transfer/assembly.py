@@ -64,7 +64,7 @@ class Assembly:
         if isinstance(read, DirectRead):
             target = file.reads.targets[read.target].reshape(-1).view(np.uint8)
             target[start - read.start : stop - read.start] = part
-        else:
+        elif isinstance(read, WindowRead):
             self._put_together(file, number, read, start, part)
 
     def _put_together(

@@ -10,7 +10,7 @@ import msgspec
 
 from shardkeep.errors import CorruptError, InvalidError, NotFoundError, VersionError
 from shardkeep.plan.retention import Best, ranked
-from shardkeep.storage.shelf import LocalShelf
+from shardkeep.storage.shelf import Shelf
 from shardkeep.transfer.council import Council
 from shardkeep.transfer.steps import StepRecord, current, read_steps
 
@@ -54,7 +54,7 @@ class Choice(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-def agree_on_step(council: Council, shelf: LocalShelf, wish: Wish, best: Best | None) -> Choice:
+def agree_on_step(council: Council, shelf: Shelf, wish: Wish, best: Best | None) -> Choice:
     """The chair's choice, heard by all."""
     try:
         council.report("choose", outcome_of(wish.last_error).encode())

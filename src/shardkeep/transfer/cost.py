@@ -10,7 +10,7 @@ import numpy as np
 
 from shardkeep.boxes import Box
 from shardkeep.manifest import TensorRecord, itemsize
-from shardkeep.plan.reads import WindowRead
+from shardkeep.plan.reads import SpanRead, WindowRead
 from shardkeep.transfer.load import BIT_DTYPES, FilePlan, Want, plan_load
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.read import Array
@@ -47,7 +47,7 @@ def plans_of(
 
 def cost_of_plans(plans: Sequence[FilePlan], nbytes_wanted: int) -> ReadCost:
     """The cost of plans that together give so many bytes."""
-    windows = [r for plan in plans for r in plan.reads if isinstance(r, WindowRead)]
+    windows = [r for plan in plans for r in plan.reads if isinstance(r, WindowRead | SpanRead)]
     return ReadCost(
         nbytes_wanted=nbytes_wanted,
         nbytes_read=sum(plan.nbytes for plan in plans),

@@ -11,8 +11,10 @@ import numpy as np
 from shardkeep.boxes import Box
 from shardkeep.errors import CorruptError
 from shardkeep.manifest import Chunk, Manifest, TensorRecord, itemsize
-from shardkeep.plan.reads import Piece, Read, plan_reads
+from shardkeep.plan.reads import DIRECT_NBYTES, DirectRead, Piece, Read, plan_reads
+from shardkeep.plan.spans import plan_spans
 from shardkeep.storage import CanMap
+from shardkeep.storage.protocols import CanFetch
 from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.opened import Opened, Places
 from shardkeep.transfer.progress import Meter
@@ -92,8 +94,13 @@ def files_of(manifest: Manifest, asked: Iterable[tuple[TensorRecord, Box]]) -> l
     return list(dict.fromkeys(found))
 
 
-def plan_load(opened: Opened, wants: Sequence[Want], *, threads: int) -> list[FilePlan]:
-    """What to read of which file; reads the headers of these files, but no data."""
+def plan_load(
+    opened: Opened, wants: Sequence[Want], *, threads: int, rule: ReadRule | None = None
+) -> list[FilePlan]:
+    """What to read of which file; reads the headers of these files, but no data.
+
+    By a rule for the storage, unless one is given.
+    """
     places = [
         (want, chunk, index)
         for want, chunks in zip(wants, _chunks_of(opened.manifest, wants), strict=True)
@@ -107,7 +114,10 @@ def plan_load(opened: Opened, wants: Sequence[Want], *, threads: int) -> list[Fi
         piece, array = _piece(opened.places, want, chunk, index, len(own))
         pieces.setdefault(index, []).append(piece)
         own.append(array)
-    return [_file_plan(opened.places, index, pieces[index], arrays[index]) for index in pieces]
+    known = rule or ReadRule.of(opened.storage)
+    return [
+        _file_plan(opened.places, index, pieces[index], arrays[index], known) for index in pieces
+    ]
 
 
 def _chunks_of(manifest: Manifest, wants: Sequence[Want]) -> Iterator[list[Chunk]]:
@@ -142,18 +152,45 @@ def _made(
     return Piece(target, start, shape, box, size, bool(array.flags.c_contiguous))
 
 
+@dataclass(frozen=True, slots=True)
+class ReadRule:
+    """How reads of a storage are cut and joined."""
+
+    window_nbytes: int = WINDOW_NBYTES
+    max_gap_nbytes: int = MAX_GAP_NBYTES
+    in_spans: bool = False
+    """Whether everything is fetched in spans: each request to the storage has its price."""
+
+    @classmethod
+    def of(cls, storage: object) -> ReadRule:
+        """The rule for a storage; for one at a distance, by what its requests cost."""
+        if not isinstance(storage, CanFetch):
+            return cls()
+        gap = storage.costs().max_gap_nbytes
+        # Long enough that most of its time a request brings bytes, yet many for one file.
+        window = min(max(4 * gap, WINDOW_NBYTES // 2), 4 * WINDOW_NBYTES)
+        return cls(window, min(max(gap, MAX_GAP_NBYTES), window), in_spans=True)
+
+
 def _file_plan(
-    places: Places, index: int, pieces: Sequence[Piece], arrays: list[Array]
+    places: Places, index: int, pieces: Sequence[Piece], arrays: list[Array], rule: ReadRule
 ) -> FilePlan:
     file = places.open_file(index)
+    shape = {
+        "data_start": file.data_start,
+        "file_nbytes": file.nbytes,
+        "block_nbytes": file.block_nbytes,
+        "max_gap_nbytes": rule.max_gap_nbytes,
+    }
+    direct_nbytes = 1 if rule.in_spans else DIRECT_NBYTES
     reads = plan_reads(
-        pieces,
-        data_start=file.data_start,
-        file_nbytes=file.nbytes,
-        block_nbytes=file.block_nbytes,
-        window_nbytes=WINDOW_NBYTES,
-        max_gap_nbytes=MAX_GAP_NBYTES,
+        pieces, window_nbytes=rule.window_nbytes, direct_nbytes=direct_nbytes, **shape
     )
+    if rule.in_spans:
+        runs = [read for read in reads if isinstance(read, DirectRead)]
+        spans = plan_spans(runs, span_nbytes=rule.window_nbytes, **shape)
+        windows: list[Read] = [read for read in reads if not isinstance(read, DirectRead)]
+        reads = sorted([*windows, *spans], key=lambda read: read.start)
     return FilePlan(index, file, reads, arrays)
 
 

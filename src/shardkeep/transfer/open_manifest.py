@@ -21,9 +21,10 @@ from shardkeep.manifest import (
 )
 from shardkeep.manifest.limits import MAX_MANIFEST_NBYTES
 from shardkeep.plan.reads import WindowRead
+from shardkeep.storage.protocols import CanFetch
 from shardkeep.transfer.commit import MANIFEST
 from shardkeep.transfer.progress import Meter
-from shardkeep.transfer.read import FileReads, OpenFile, Reader, read_good
+from shardkeep.transfer.read import FileReads, OpenFile, Reader, in_flight, read_good
 
 
 class ReadStorage(Protocol):
@@ -68,6 +69,7 @@ class Headers:
 
     def fetch(self, indices: Iterable[int], *, threads: int) -> None:
         """Read the headers of these files, several at once."""
+        threads = max(threads, in_flight(self._storage))
         missing = self.missing(indices)
         if len(missing) <= 1 or threads == 1:
             for index in missing:
@@ -105,12 +107,18 @@ class Headers:
         record, name = self._manifest.files[index], self._manifest.file_name(index)
 
         def read() -> tuple[Header, bytes]:
-            nbytes = self._storage.size(name)
-            # A file that was cut off is told by its size, before bytes that it lacks are read.
-            data = self._storage.read(name, 0, min(record.header_nbytes, nbytes))
+            data, nbytes = self._start(name, record.header_nbytes)
             return self._decoded(index, data, nbytes), data
 
         return read_good(self._storage, name, read)
+
+    def _start(self, name: str, header_nbytes: int) -> tuple[bytes, int]:
+        """The header's bytes, as far as they are there, and the file's size."""
+        if isinstance(self._storage, CanFetch):
+            return self._storage.read_start(name, header_nbytes)
+        nbytes = self._storage.size(name)
+        # A file that was cut off is told by its size, before bytes that it lacks are read.
+        return self._storage.read(name, 0, min(header_nbytes, nbytes)), nbytes
 
     def take(self, index: int, data: bytes) -> None:
         """Keep a header whose bytes another rank read, once it is checked here, too."""

@@ -7,6 +7,7 @@ that is read after that names its files; if the manifest does not, nothing ever 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardkeep.manifest import (
@@ -17,6 +18,7 @@ from shardkeep.manifest import (
     report_name,
 )
 from shardkeep.storage import CanHold, Entry, Storage
+from shardkeep.storage.protocols import CanFindUploads, Upload
 from shardkeep.transfer.commit import MANIFEST, committed_manifest
 
 
@@ -26,6 +28,8 @@ class PruneReport:
 
     names: tuple[str, ...]
     nbytes: int
+    uploads: tuple[str, ...] = ()
+    """Files whose upload to an object store was begun and never finished."""
 
 
 def prune_leftovers(storage: Storage, *, dry_run: bool) -> PruneReport:
@@ -36,12 +40,16 @@ def prune_leftovers(storage: Storage, *, dry_run: bool) -> PruneReport:
     """
     # The order is the point: names, then who is at work, then what was committed by then.
     entries = storage.list()
+    uploads = storage.unfinished() if isinstance(storage, CanFindUploads) else ()
     working = saves_under_way(storage)
     kept = _names_in_use(storage)
     found = [one for one in entries if one.key not in kept and _is_left_over(one, working)]
+    begun = [one for one in uploads if _save_of(one.key) and _save_of(one.key) not in working]
     if not dry_run:
-        found = [one for one in found if _remove(storage, one.key)]
-    return PruneReport(tuple(one.key for one in found), sum(one.nbytes for one in found))
+        found = _remove(storage, found)
+        _abort(storage, begun)
+    names, nbytes = tuple(one.key for one in found), sum(one.nbytes for one in found)
+    return PruneReport(names, nbytes, tuple(one.key for one in begun))
 
 
 def saves_under_way(storage: Storage) -> set[str]:
@@ -69,11 +77,28 @@ def _is_left_over(entry: Entry, working: set[str]) -> bool:
     return bool(save_id) and save_id not in working
 
 
-def _remove(storage: Storage, key: str) -> bool:
-    if isinstance(storage, CanHold) and parse_lock_name(key) is not None:
-        return storage.delete_unless_held(key)
-    storage.delete(key, missing_ok=True)
-    return True
+def _remove(storage: Storage, found: Sequence[Entry]) -> list[Entry]:
+    """Remove what may go; what went.
+
+    Locks come first: once a save's lock is taken away it cannot be committed any more, even if it
+    was only stopped for a while. Then its files may go.
+    """
+    locks = [one for one in found if parse_lock_name(one.key) is not None]
+    spared = {_save_of(one.key) for one in locks if not _remove_lock(storage, one.key)}
+    going = [one for one in found if _save_of(one.key) not in spared]
+    for one in going:
+        storage.delete(one.key, missing_ok=True)
+    return going
+
+
+def _abort(storage: Storage, uploads: Sequence[Upload]) -> None:
+    for upload in uploads:
+        if isinstance(storage, CanFindUploads):
+            storage.abort_unfinished(upload)
+
+
+def _remove_lock(storage: Storage, key: str) -> bool:
+    return storage.delete_unless_held(key) if isinstance(storage, CanHold) else True
 
 
 def _save_of(name: str) -> str:

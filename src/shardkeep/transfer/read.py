@@ -15,7 +15,8 @@ import numpy as np
 import xxhash
 
 from shardkeep.errors import CorruptError
-from shardkeep.plan.reads import Copy, DirectRead, Read, WindowRead
+from shardkeep.plan.reads import Copy, DirectRead, Read, SpanRead, WindowRead
+from shardkeep.storage.protocols import CanFetch
 from shardkeep.transfer.progress import Meter
 
 # Direct reads are checked in steps, while what was read is still in the cache.
@@ -78,6 +79,11 @@ class FileReads:
     targets: Sequence[Array]
 
 
+def in_flight(source: object) -> int:
+    """How many reads of a storage may be under way at once, whatever the number of threads."""
+    return source.costs().in_flight if isinstance(source, CanFetch) else 1
+
+
 def nbytes_of(file: OpenFile, read: Read) -> int:
     """How many bytes a read takes from the file, whole blocks."""
     first, last = block_span(file, read.start, read.stop)
@@ -97,7 +103,9 @@ class Reader:
     ) -> None:
         self._source = source
         self._has_copies = isinstance(source, HasCopies)
-        self._threads = threads
+        # From a distance, many requests fly at once: they wait for the store, not for a core.
+        self._distant = source if isinstance(source, CanFetch) else None
+        self._threads = max(threads, in_flight(source))
         self._verify = verify
         self._meter = meter
         self._local = threading.local()
@@ -112,10 +120,13 @@ class Reader:
             return sum(pool.map(self._act, jobs_of, reads))
 
     def _act(self, job: FileReads, read: Read) -> int:
-        if isinstance(read, DirectRead):
-            nbytes = self._direct(job, read)
-        else:
-            nbytes = self._window(job, read)
+        match read:
+            case DirectRead():
+                nbytes = self._direct(job, read)
+            case WindowRead():
+                nbytes = self._window(job, read)
+            case SpanRead():
+                nbytes = self._span(job, read)
         self._meter.add(nbytes)
         return nbytes
 
@@ -141,7 +152,21 @@ class Reader:
             copy_out(scratch, read.start, copy, job.targets[copy.target])
         return read.stop - read.start
 
+    def _span(self, job: FileReads, read: SpanRead) -> int:
+        data = self._read_scratch(job.file, read.start, read.stop)
+        for part in read.parts:
+            target = job.targets[part.target].reshape(-1).view(np.uint8)
+            found = data[part.start - read.start : part.stop - read.start]
+            target[part.at : part.at + len(found)] = found
+        return read.stop - read.start
+
     def _read_scratch(self, file: OpenFile, start: int, stop: int) -> Array:
+        """Bytes that are good until the thread reads again."""
+        if self._distant is not None:
+            # Without a copy: they stay where they came in.
+            scratch = np.frombuffer(self._distant.fetch(file.name, start, stop - start), np.uint8)
+            self._check(file, start, scratch)
+            return scratch
         scratch = self._scratch(stop - start)
         self.read_blocks(file, start, scratch)
         return scratch

@@ -9,7 +9,7 @@ import msgspec
 
 from shardkeep.errors import NotFoundError
 from shardkeep.plan.retention import Retention
-from shardkeep.storage.shelf import LocalShelf
+from shardkeep.storage.shelf import Shelf
 from shardkeep.transfer.prune import saves_under_way
 from shardkeep.transfer.steps import StepRecord, current, read_steps
 
@@ -27,7 +27,7 @@ class RunPrune(msgspec.Struct, frozen=True):
 
 
 def prune_run(
-    shelf: LocalShelf,
+    shelf: Shelf,
     retention: Retention,
     *,
     spared: frozenset[int] = frozenset(),
@@ -70,7 +70,7 @@ def prune_run(
     )
 
 
-def _is_being_saved(shelf: LocalShelf, name: str) -> bool:
+def _is_being_saved(shelf: Shelf, name: str) -> bool:
     try:
         with shelf.open(name) as storage:
             return bool(saves_under_way(storage))

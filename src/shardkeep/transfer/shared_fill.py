@@ -10,11 +10,11 @@ import numpy as np
 from shardkeep.plan.sharing import Window, windows_of
 from shardkeep.transfer.assembly import Assembly
 from shardkeep.transfer.collecting import gc_paused
-from shardkeep.transfer.load import Want, plan_load
+from shardkeep.transfer.load import ReadRule, Want, plan_load
 from shardkeep.transfer.open_manifest import Headers
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
-from shardkeep.transfer.read import Array, FileReads, Reader
+from shardkeep.transfer.read import Array, FileReads, Reader, in_flight
 from shardkeep.transfer.share import Sharing
 
 STRIPE_NBYTES = 8 * 1024 * 1024
@@ -37,6 +37,7 @@ def fetch_headers(opened: Opened, indices: Iterable[int], sharing: Sharing, *, t
         if headers is not None:
             headers.take(window.file, data.tobytes())
 
+    threads = max(threads, in_flight(opened.storage))
     return sharing.exchange(windows, read, take, threads=threads, more=True).nbytes_read
 
 
@@ -55,7 +56,8 @@ def fill_together(
     `more` if this rank does so again: others, who do not, take part.
     """
     with gc_paused():
-        plans = plan_load(opened, wants, threads=threads)
+        # By the same rule on all ranks: what requests cost was measured by each for itself.
+        plans = plan_load(opened, wants, threads=threads, rule=ReadRule())
     jobs = {plan.index: FileReads(plan.file, plan.reads, plan.arrays) for plan in plans}
     assembly = Assembly(jobs)
     windows = [
@@ -80,6 +82,7 @@ def fill_together(
         assembly.take(window, data)
         meter.add(window.nbytes)
 
+    threads = max(threads, in_flight(opened.storage))
     return sharing.exchange(windows, read, take, threads=threads, more=more).nbytes_read
 
 

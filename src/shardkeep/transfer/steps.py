@@ -18,7 +18,7 @@ from shardkeep.errors import (
 from shardkeep.manifest import MANIFEST_NAME, Summary, decode_summary
 from shardkeep.manifest.limits import MAX_MANIFEST_NBYTES
 from shardkeep.storage.protocols import Storage
-from shardkeep.storage.shelf import LocalShelf
+from shardkeep.storage.shelf import Shelf
 
 if TYPE_CHECKING:
     from shardkeep.plan.retention import SavedStep
@@ -84,7 +84,7 @@ def parse_step(name: str) -> int | None:
     return step if found and step_name(step) == name else None
 
 
-def read_steps(shelf: LocalShelf) -> list[StepRecord]:
+def read_steps(shelf: Shelf) -> list[StepRecord]:
     """All checkpoints of the run, by step."""
     while True:
         names = _step_names(shelf)
@@ -94,18 +94,18 @@ def read_steps(shelf: LocalShelf) -> list[StepRecord]:
             return [record for record in records if record is not None]
 
 
-def _step_names(shelf: LocalShelf) -> list[tuple[int, str]]:
+def _step_names(shelf: Shelf) -> list[tuple[int, str]]:
     return sorted((step, name) for name in shelf.names() if (step := parse_step(name)) is not None)
 
 
-def read_step(shelf: LocalShelf, step: int, name: str) -> StepRecord | None:
+def read_step(shelf: Shelf, step: int, name: str) -> StepRecord | None:
     """One checkpoint, its files looked at but not read; None if it has gone meanwhile."""
     try:
         with shelf.open(name) as storage:
             manifest = read_summary(storage)
             problem = _missing_file(storage, manifest)
     except NotFoundError:
-        return StepRecord(step, name, "half-written") if shelf.path(name).exists() else None
+        return StepRecord(step, name, "half-written") if shelf.has(name) else None
     except StorageError:
         raise
     except VersionError as error:
@@ -124,7 +124,7 @@ def read_summary(storage: Storage) -> Summary:
     return decode_summary(data, where=f"{storage.location}/{MANIFEST_NAME}")
 
 
-def _still_there(shelf: LocalShelf, name: str, manifest: Summary) -> bool:
+def _still_there(shelf: Shelf, name: str, manifest: Summary) -> bool:
     try:
         with shelf.open(name) as storage:
             return read_summary(storage).save_id == manifest.save_id

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from shardkeep.manifest import (
     storage_entry,
 )
 from shardkeep.plan import cut
+from shardkeep.storage.protocols import StreamSink
 from shardkeep.transfer.progress import Meter
 
 BLOCK_NBYTES = 256 * 1024
@@ -108,11 +109,15 @@ def _write_file(sink: Sink, job: Job, number: int, meter: Meter) -> FileRecord:
         data_nbytes=data_nbytes,
         per_rank=job.per_rank if number == 0 else {},
     )
-    writer = _BlockWriter(sink, header.header_nbytes, meter)
-    for piece in _packed(chunks):
-        writer.write(piece)
-    head = header.encode(writer.close())
-    sink.write(0, [head])
+    if isinstance(sink, StreamSink):
+        head = header.encode(_hashed(chunks))
+        _stream(sink, head, chunks, meter)
+    else:
+        writer = _BlockWriter(sink, header.header_nbytes, meter)
+        for piece in _packed(chunks):
+            writer.write(piece.data)
+        head = header.encode(writer.close())
+        sink.write(0, [head])
     sink.finish()
     return FileRecord(
         job.rank,
@@ -123,7 +128,35 @@ def _write_file(sink: Sink, job: Job, number: int, meter: Meter) -> FileRecord:
     )
 
 
-def _packed(chunks: Sequence[OutChunk]) -> Iterator[Array]:
+def _hashed(chunks: Sequence[OutChunk]) -> list[int]:
+    """The digests of all blocks, ahead of the data: what is sent in order starts with them."""
+    hasher = _BlockHasher()
+    for piece in _packed(chunks):
+        hasher.add(piece.data)
+    return hasher.close()
+
+
+def _stream(sink: StreamSink, head: bytes, chunks: Sequence[OutChunk], meter: Meter) -> None:
+    sink.write_kept(0, [head])
+    offset = len(head)
+    for piece in _packed(chunks):
+        write = sink.write_kept if piece.lasts else sink.write
+        for at in range(0, len(piece.data), _STEP_NBYTES):
+            step = piece.data[at : at + _STEP_NBYTES]
+            write(offset, [step.data])
+            offset += len(step)
+            meter.add(len(step))
+
+
+class _Piece(NamedTuple):
+    """Bytes to write."""
+
+    data: Array
+    lasts: bool
+    """Whether they are the tensor's own memory; else they change with the next piece."""
+
+
+def _packed(chunks: Sequence[OutChunk]) -> Iterator[_Piece]:
     """The chunks' bytes in order; small ones joined, so that each write is worth its call."""
     room = np.empty(_STEP_NBYTES, np.uint8)
     address: int = room.ctypes.data
@@ -131,7 +164,7 @@ def _packed(chunks: Sequence[OutChunk]) -> Iterator[Array]:
     for chunk in chunks:
         nbytes = chunk.memory.nbytes
         if used and (nbytes > _SMALL_NBYTES or used + nbytes > _STEP_NBYTES):
-            yield room[:used]
+            yield _Piece(room[:used], lasts=False)
             used = 0
         if nbytes > _SMALL_NBYTES:
             yield from _pieces(chunk.memory)
@@ -139,7 +172,7 @@ def _packed(chunks: Sequence[OutChunk]) -> Iterator[Array]:
             _copy_to(room, address, used, chunk.memory, nbytes)
             used += nbytes
     if used:
-        yield room[:used]
+        yield _Piece(room[:used], lasts=False)
 
 
 def _copy_to(room: Array, address: int, at: int, memory: torch.Tensor, nbytes: int) -> None:
@@ -150,13 +183,13 @@ def _copy_to(room: Array, address: int, at: int, memory: torch.Tensor, nbytes: i
         room[at : at + nbytes] = as_bytes(memory)
 
 
-def _pieces(memory: torch.Tensor) -> Iterator[Array]:
+def _pieces(memory: torch.Tensor) -> Iterator[_Piece]:
     """A large chunk: its own memory if it lies in one piece, else copies of bounded size."""
     if _lies_in_one_piece(memory):
-        yield as_bytes(memory)
+        yield _Piece(as_bytes(memory), lasts=True)
         return
     for box in cut(tuple(memory.shape), max(1, 4 * _STEP_NBYTES // memory.itemsize)):
-        yield as_bytes(memory[box.slices()])
+        yield _Piece(as_bytes(memory[box.slices()]), lasts=False)
 
 
 def _lies_in_one_piece(memory: torch.Tensor) -> bool:
@@ -170,26 +203,15 @@ def as_bytes(memory: torch.Tensor) -> Array:
     return plain.view(-1).view(torch.uint8).numpy()
 
 
-class _BlockWriter:
-    """Writes bytes one after the other and keeps the digest of each block."""
+class _BlockHasher:
+    """Takes bytes one after the other and keeps the digest of each block."""
 
-    def __init__(self, sink: Sink, offset: int, meter: Meter) -> None:
-        self._sink = sink
-        self._offset = offset
-        self._meter = meter
+    def __init__(self) -> None:
         self._digests: list[int] = []
         self._open = xxhash.xxh3_64()
         self._room = BLOCK_NBYTES
 
-    def write(self, data: Array) -> None:
-        for at in range(0, len(data), _STEP_NBYTES):
-            step = data[at : at + _STEP_NBYTES]
-            self._hash(step)
-            self._sink.write(self._offset, [step])
-            self._offset += len(step)
-            self._meter.add(len(step))
-
-    def _hash(self, data: Array) -> None:
+    def add(self, data: Array) -> None:
         at = 0
         while at < len(data):
             if self._room == BLOCK_NBYTES and len(data) - at >= BLOCK_NBYTES:
@@ -217,3 +239,25 @@ class _BlockWriter:
         if self._room < BLOCK_NBYTES:
             self._close_block()
         return self._digests
+
+
+class _BlockWriter:
+    """Writes bytes one after the other, each step hashed while it is in the cache."""
+
+    def __init__(self, sink: Sink, offset: int, meter: Meter) -> None:
+        self._sink = sink
+        self._offset = offset
+        self._meter = meter
+        self._hasher = _BlockHasher()
+
+    def write(self, data: Array) -> None:
+        for at in range(0, len(data), _STEP_NBYTES):
+            step = data[at : at + _STEP_NBYTES]
+            self._hasher.add(step)
+            self._sink.write(self._offset, [step])
+            self._offset += len(step)
+            self._meter.add(len(step))
+
+    def close(self) -> list[int]:
+        """The digests of all blocks; the last may be short."""
+        return self._hasher.close()

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from shardkeep.errors import InvalidError, NotFoundError
+from shardkeep.errors import InvalidError, NotFoundError, UnsupportedError
 from shardkeep.manifest import MANIFEST_NAME, parse_file_name
 from shardkeep.storage import Storage, open_storage
 from shardkeep.transfer.opened import Opened, open_committed
@@ -43,6 +43,16 @@ def format_of(path: str | os.PathLike[str]) -> Format | None:
     return found[0] if found else None
 
 
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """The path of what is of another format; UnsupportedError for a URL."""
+    if "://" in os.fspath(path):
+        raise UnsupportedError(
+            f"{os.fspath(path)} is a URL: other formats are read and written in local folders "
+            "only; copy the folder with the tool of your object store"
+        )
+    return Path(path)
+
+
 def open_source(path: str | os.PathLike[str] | Storage, *, values: bool = True) -> Opened:
     """The checkpoint at a path, in whatever format it is; its storage is the caller's to close.
 
@@ -71,6 +81,7 @@ def open_source(path: str | os.PathLike[str] | Storage, *, values: bool = True) 
     except BaseException as error:
         if storage is not path:
             storage.close()
-        if isinstance(error, NotFoundError) and format_of(storage.location) is None:
+        is_local = "://" not in storage.location
+        if isinstance(error, NotFoundError) and is_local and format_of(storage.location) is None:
             raise NotFoundError(f"{error}. Nor is it a folder of safetensors or DCP") from None
         raise

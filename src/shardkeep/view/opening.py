@@ -8,12 +8,14 @@ from pathlib import Path
 
 from shardkeep.errors import InvalidError, NotFoundError
 from shardkeep.manifest import MANIFEST_NAME, Manifest
-from shardkeep.storage.shelf import LocalShelf
+from shardkeep.storage import open_storage
+from shardkeep.storage.shelves import open_shelf
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.steps import read_steps
 from shardkeep.translate.foreign import ForeignManifest
 from shardkeep.translate.opening import format_of, open_source
 from shardkeep.view.listing import steps_of
+from shardkeep.view.places import Place, below, place_of
 
 _SPOKEN = {
     "shardkeep": "shardkeep",
@@ -24,12 +26,13 @@ _SPOKEN = {
 
 
 @contextmanager
-def opened_checkpoint(path: Path, *, values: bool = False) -> Generator[Opened]:
+def opened_checkpoint(path: Place, *, values: bool = False) -> Generator[Opened]:
     """A checkpoint of any format; of a run's folder, a clear word on what to do.
 
     Values of other formats are read if they are wanted, which takes torch.
     """
-    opened = _open(path, values)
+    place = place_of(path)
+    opened = _open_url(place) if isinstance(place, str) else _open(place, values)
     try:
         yield opened
     finally:
@@ -45,13 +48,25 @@ def _open(path: Path, values: bool) -> Opened:
             "ends in .safetensors"
         )
     if path.is_dir() and format_of(path) is None:
-        steps = read_steps(LocalShelf(path))
-        if steps:
-            raise InvalidError(
-                f"{path} is a run of {len(steps)} checkpoints; name one of them, such as "
-                f"{path / steps[-1].name}"
-            )
+        _refuse_run(path)
     return open_source(path, values=values)
+
+
+def _open_url(url: str) -> Opened:
+    try:
+        return open_source(url)
+    except NotFoundError:
+        _refuse_run(url)
+        raise
+
+
+def _refuse_run(place: Place) -> None:
+    steps = read_steps(open_shelf(place))
+    if steps:
+        raise InvalidError(
+            f"{place} is a run of {len(steps)} checkpoints; name one of them, such as "
+            f"{below(place, steps[-1].name)}"
+        )
 
 
 def format_text(manifest: Manifest) -> str:
@@ -74,13 +89,25 @@ def checks_of(manifest: Manifest) -> str:
     return "every block by its digest"
 
 
-def committed(paths: Sequence[Path]) -> list[Path]:
+def committed(paths: Sequence[Place]) -> list[Place]:
     """The checkpoints that are meant: a run stands for its committed ones."""
-    found: list[Path] = []
-    for path in paths:
-        if (path / MANIFEST_NAME).exists() or not path.is_dir() or format_of(path) is not None:
-            found.append(path)
+    found: list[Place] = []
+    for place in map(place_of, paths):
+        if is_checkpoint(place):
+            found.append(place)
         else:
-            records = steps_of(path)
-            found += [path / one.name for one in records if one.condition != "half-written"]
+            records = steps_of(place)
+            found += [below(place, one.name) for one in records if one.condition != "half-written"]
     return found
+
+
+def is_checkpoint(place: Place) -> bool:
+    """Whether it is one checkpoint that is named, and no run."""
+    if isinstance(place, Path):
+        has_manifest = (place / MANIFEST_NAME).exists()
+        return has_manifest or not place.is_dir() or format_of(place) is not None
+    with open_storage(place, create=False, durable=False) as storage:
+        try:
+            return storage.size(MANIFEST_NAME) >= 0
+        except NotFoundError:
+            return False
