@@ -45,6 +45,7 @@ bench-quick: $(PEERS)/.ready ## the same with small states and few repetitions (
 bench-tools: $(READY) ## state-dict tools, exports and the command line, beside PyTorch's own
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.memory
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.exports
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.objects
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.command_line
 
 torture: $(READY) ## the long campaigns, then property tests with many more examples (hours)

@@ -5,7 +5,7 @@
 The store is a SeaweedFS on this machine, so that clients and server share its cores; all contenders
 meet the same one, turn by turn. DCP writes and reads by fsspec (s3fs). The limit is obstore alone:
 the same bytes between the same memory and the store, in parts, without names, digests or a commit.
-The figures go to build/bench/objects.json, too.
+The figures go to build/objects.json, too.
 """
 
 # torch lists its public names nowhere that a type checker looks.
@@ -23,20 +23,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from benchmarks.checkpoints import BUILD, Span, Spans
 from rich.console import Console
 from rich.table import Table
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 
 import shardkeep as sk
+from benchmarks.places import BUILD
 from benchmarks.ranks import on_ranks
 from benchmarks.state_dicts import Shapes, describe, many_small, transformer
-from benchmarks.stored_states import State, locals_of, make, require_equal
+from benchmarks.stored_states import Placing, State, locals_of, make, require_equal
+from benchmarks.turns import Span
 from torture.object_servers import BUCKET, S3Server, cannot_serve, seaweedfs
 
 RANKS = 4
 _PART = 16 * 2**20
 _READ = 8 * 2**20
+Spans = dict[tuple[str, str], list[Span]]
+"""Of each act and contender, one for each repetition."""
 
 
 @dataclass(frozen=True)
@@ -200,8 +203,8 @@ def _path(workload: Workload, contender: Any, turn: int) -> str:
 
 
 def _race(workload: Workload, server: S3Server) -> Spans:
-    state = make(workload.shapes, 0, filled=True)
-    target = {} if workload.load_ranks else make(workload.shapes, 0, filled=False)
+    state = make(workload.shapes, Placing.ROWS, filled=True)
+    target = {} if workload.load_ranks else make(workload.shapes, Placing.ROWS, filled=False)
     _warm_up(workload, server)
     spans: Spans = {}
     for turn in range(workload.repetitions):
@@ -220,7 +223,7 @@ def _race(workload: Workload, server: S3Server) -> Spans:
 
 def _warm_up(workload: Workload, server: S3Server) -> None:
     """Load the code that will run, with a state that takes no time."""
-    state = make({"a": (8, 4)}, 0, filled=True)
+    state = make({"a": (8, 4)}, Placing.ROWS, filled=True)
     for one in _contenders(server):
         one.save(state, f"{_path(workload, one, 0)}-warm-{dist.get_world_size()}")
         dist.barrier()
@@ -228,7 +231,7 @@ def _warm_up(workload: Workload, server: S3Server) -> None:
 
 
 def _load_only(workload: Workload, server: S3Server) -> Spans:
-    target = make(workload.shapes, 1, filled=False)
+    target = make(workload.shapes, Placing.COLUMNS, filled=False)
     _warm_up(workload, server)
     spans: Spans = {}
     for turn in range(workload.repetitions):
@@ -236,7 +239,7 @@ def _load_only(workload: Workload, server: S3Server) -> Spans:
             path = _path(workload, one, turn)
             _timed(spans, ("load", one.name), lambda one=one, path=path: one.load(target, path))
             if turn == 0 and not isinstance(one, Plain):
-                require_equal(target, make(workload.shapes, 1, filled=True), one.name)
+                require_equal(target, make(workload.shapes, Placing.COLUMNS, filled=True), one.name)
                 for tensor in target.values():
                     tensor.zero_()
     return spans
