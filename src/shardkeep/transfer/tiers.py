@@ -44,6 +44,7 @@ OpenSlow = Callable[[int, bool], AbstractContextManager[Storage]]
 _MAX_WAITING = 1024
 _ATTEMPTS = 3
 _POLL_SECONDS = 0.01
+_MANIFEST_SECONDS = 60.0
 
 
 class Tiers:
@@ -152,10 +153,12 @@ class Tiers:
 
     def _wait_for_manifest(self, step: int, save_id: str) -> bytes:
         """The first rank of this host may be just about to put it there."""
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + min(self._timeout, _MANIFEST_SECONDS)
         while (found := local_manifest(self._shelf, step, save_id)) is None:
             if time.monotonic() > deadline:
-                raise NotFoundError(f"{self.path_of(step)} has no manifest of {save_id}")
+                raise NotFoundError(
+                    f"{self.path_of(step)} has no manifest of {save_id}: it could not be put there"
+                )
             time.sleep(_POLL_SECONDS)
         return found
 
