@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -39,6 +39,7 @@ from shardkeep.translate.importing import Wishes, imported
 from shardkeep.translate.opening import local_path, open_source
 
 Path = str | os.PathLike[str] | Storage
+SnapshotKind = Literal["copy", "fork"]
 
 THREADS = 2
 TIMEOUT = 1800.0
@@ -130,6 +131,7 @@ def save_async(
     check_replicas: CheckReplicas = "sample",
     threads: int = THREADS,
     metadata: Mapping[str, Json] | None = None,
+    snapshot: SnapshotKind = "copy",
     group: Any = None,
     progress: Progress | None = None,
 ) -> Handle[SaveResult]:
@@ -137,6 +139,10 @@ def save_async(
 
     The state may be changed as soon as this returns. At most two snapshots are in memory: a third
     call waits. The error of an earlier save that nobody asked for is raised here.
+
+    With `snapshot="fork"`, a forked child keeps what lies in the host's memory as it is now: the
+    call returns sooner, and pages are copied only when training changes them while the save goes
+    on. Where that is not safe (an accelerator is there, memory is shared), the state is copied.
     """
     return begin_save(
         state,
@@ -147,6 +153,7 @@ def save_async(
         check_replicas=check_replicas,
         threads=threads,
         metadata=metadata,
+        snapshot=snapshot,
         group=group,
         progress=progress,
     )
@@ -162,6 +169,7 @@ def begin_save(
     check_replicas: CheckReplicas,
     threads: int,
     metadata: Mapping[str, Json] | None,
+    snapshot: SnapshotKind,
     group: Any,
     progress: Progress | None = None,
     hosts: Hosts | None = None,
@@ -173,13 +181,15 @@ def begin_save(
     meter = Meter("saving", progress, show=False)
     with _told(council, "save (stage)"):
         options = _save_options(overwrite, threads, check_replicas, metadata, meter, hosts)
+        if snapshot not in ("copy", "fork"):
+            raise InvalidError(f"snapshot is 'copy' or 'fork', got {snapshot!r}")
         _background.raise_unseen()
-        kept, snapshot = _staged(state, timings)
+        kept, taken = _staged(state, snapshot, timings)
     handle: Handle[SaveResult] = Handle(f"the checkpoint {_name_of(path)}")
     handle.mark_staged()
 
     def act() -> SaveResult:
-        with snapshot:
+        with taken:
             result = _run(lambda: kept, path, durable, council, options, timings)
         after(result)
         return result
@@ -203,13 +213,14 @@ def _told(council: Council, phase: str) -> Generator[None]:
         raise
 
 
-def _staged(state: Any, timings: Timings) -> tuple[KeptState, Snapshot]:
+def _staged(state: Any, kind: SnapshotKind, timings: Timings) -> tuple[KeptState, Snapshot]:
     """The state in memory of its own, which nobody else changes; its room is reserved."""
     _background.reserve()
     try:
         with timings.phase("stage"):
             kept = keep_state(state)
-            snapshot = _stager.stage(kept.memory)
+            take = _stager.freeze if kind == "fork" else _stager.stage
+            snapshot = take(kept.memory)
     except BaseException:
         _background.give_back()
         raise

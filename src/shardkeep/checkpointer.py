@@ -17,6 +17,7 @@ from shardkeep.checkpoint import (
     THREADS,
     TIMEOUT,
     SaveResult,
+    SnapshotKind,
     begin_save,
     load,
     load_from,
@@ -81,6 +82,7 @@ class Checkpointer:
         timeout: float = TIMEOUT,
         check_replicas: CheckReplicas = "sample",
         threads: int = THREADS,
+        snapshot: SnapshotKind = "copy",
         local: str | os.PathLike[str] | None = None,
         keep_local: int = 2,
         peer_copies: bool = False,
@@ -95,6 +97,7 @@ class Checkpointer:
         self._every_steps = every_steps
         self._every_seconds = every_seconds
         self._background = background
+        self._snapshot: SnapshotKind = snapshot
         self._overwrite = overwrite
         self._group = group
         self._timeout = timeout
@@ -183,6 +186,7 @@ class Checkpointer:
         overwrite = arguments["overwrite"]
         handle = begin_save(
             state,
+            snapshot=self._snapshot,
             after=lambda result: self._go_on(step, result, overwrite=overwrite),
             **arguments,
         )

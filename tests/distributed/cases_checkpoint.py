@@ -134,7 +134,9 @@ def async_saves_beside_training(rank: int, world: int, *, folder: str) -> int:
         if number % 5 == 2:
             path = f"{folder}/{number}"
             copy = training.copy()
-            saves.append((path, sk.save_async(training.state, path, timeout=SECONDS), copy))
+            kind: Any = ("copy", "fork")[number // 5 % 2]
+            handle = sk.save_async(training.state, path, timeout=SECONDS, snapshot=kind)
+            saves.append((path, handle, copy))
         training.step()
         beside += bool(saves) and not saves[-1][1].done()
     for path, handle, _ in saves:

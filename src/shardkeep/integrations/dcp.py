@@ -67,6 +67,7 @@ from shardkeep.manifest import (
 )
 from shardkeep.state.building import build_state
 from shardkeep.state.dtypes import TORCH_DTYPES
+from shardkeep.state.frozen import Memory
 from shardkeep.state.keeping import keep_state
 from shardkeep.state.restoring import Slot
 from shardkeep.storage import CanHold, Storage, open_storage
@@ -352,7 +353,7 @@ class _RankWriter:
         )
         return WrittenValue(encode_tree(kept.tree, tensor_count=len(tensors)), tensors)
 
-    def _add(self, name: str, dtype: str, memory: torch.Tensor) -> tuple[int, int]:
+    def _add(self, name: str, dtype: str, memory: Memory) -> tuple[int, int]:
         number = self._loads.index(min(self._loads))
         if memory.numel():
             self._loads[number] += memory.nbytes

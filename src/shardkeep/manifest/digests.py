@@ -49,6 +49,10 @@ class Digests(Sequence[int]):
             raise CorruptError("digests are not 16 lower-case hex digits each, joined")
         return cls(raw)
 
+    def raw_of(self, first: int, stop: int) -> bytes:
+        """Some digests as XXH3 gives them: 8 bytes each, the most significant first."""
+        return self.raw[first * _NBYTES : stop * _NBYTES]
+
     def hex(self) -> str:
         """All digests as one text."""
         return self.raw.hex()

@@ -18,6 +18,7 @@ from shardkeep.errors import RankFailedError
 from shardkeep.plan import Move, RankMoves
 from shardkeep.ranks.group import RankGroup, Work
 from shardkeep.ranks.lanes import Lane, Lanes, Shipment, lanes_of
+from shardkeep.ranks.neighbours import Fetch, Line, Neighbours, Offer, neighbours_of
 from shardkeep.ranks.pieces import Piece
 
 _TAG = 0x5ED
@@ -26,6 +27,8 @@ _ROUNDS_IN_FLIGHT = 16
 # Of these, so many may need buffers on both sides of every pair.
 _ROUNDS_IN_BUFFERS = 2
 _MIN_MESSAGE_NBYTES = 256 * 1024
+# From so many bytes on, a neighbour's memory is read instead of a message sent.
+_READ_NBYTES = 256 * 1024
 DEFAULT_BUFFER_NBYTES = 64 * 1024 * 1024
 
 
@@ -57,6 +60,7 @@ def _message_nbytes(group: RankGroup, buffer_nbytes: int) -> int:
 
 def _exchange(group: RankGroup, shipments: Sequence[Shipment], what: str, max_nbytes: int) -> None:
     outgoing, incoming = lanes_of(shipments, max_nbytes)
+    near = _meet(group, outgoing, incoming)
     lanes = [*outgoing.values(), *incoming.values()]
     rooms = _Rooms(group.wire_device)
     round_count = max((len(lane.messages) for lane in lanes), default=0)
@@ -68,9 +72,25 @@ def _exchange(group: RankGroup, shipments: Sequence[Shipment], what: str, max_nb
         while len(in_flight) == _ROUNDS_IN_FLIGHT or rooms.taken > most_taken:
             _finish(in_flight.popleft(), what, rooms)
         parcels = _parcels(outgoing, incoming, number, rooms)
-        in_flight.append(_start(group, parcels, number))
+        in_flight.append(_start(group, parcels, number, near))
     for round_ in in_flight:
         _finish(round_, what, rooms)
+
+
+def _meet(group: RankGroup, outgoing: Lanes, incoming: Lanes) -> Neighbours:
+    """Who can read whose memory; asked where there is a message that is worth it."""
+    near = neighbours_of(group)
+    if group.wire_device.type == "cpu":
+        near.meet(group, _with_large(outgoing), _with_large(incoming))
+    return near
+
+
+def _with_large(lanes: Lanes) -> list[int]:
+    return [
+        peer
+        for peer, lane in lanes.items()
+        if any(sum(lane.sizes_of(message)) >= _READ_NBYTES for message in lane.messages)
+    ]
 
 
 class _Rooms:
@@ -164,19 +184,15 @@ class _Round:
     """Each with the peers that it depends on."""
 
 
-def _start(group: RankGroup, parcels: list[_Parcel], number: int) -> _Round:
+def _start(group: RankGroup, parcels: list[_Parcel], number: int, near: Neighbours) -> _Round:
     tag = _TAG + number % _TAG_COUNT
     messenger = group.messenger
     if messenger is None or not parcels:
         return _Round((), ())
     if group.wire_device.type == "cpu":
+        # Arrivals stand first, and so are waited for first: others wait until I have read theirs.
         works = [
-            (
-                (messenger.recv if parcel.arrives else messenger.send)(
-                    [parcel.wire], group.index_of(parcel.peer), tag
-                ),
-                (parcel.peer,),
-            )
+            (_post(Line(messenger, group.index_of(parcel.peer), tag), parcel, near), (parcel.peer,))
             for parcel in parcels
         ]
         return _Round(parcels, works)
@@ -193,6 +209,16 @@ def _start(group: RankGroup, parcels: list[_Parcel], number: int) -> _Round:
     ]
     peers = sorted({parcel.peer for parcel in parcels})
     return _Round(parcels, [(work, peers) for work in dist.batch_isend_irecv(batch)])
+
+
+def _post(line: Line, parcel: _Parcel, near: Neighbours) -> Work:
+    if parcel.wire.nbytes >= _READ_NBYTES:
+        if parcel.arrives and near.pids[parcel.peer]:
+            return Fetch(line, near.pids[parcel.peer], parcel.wire)
+        if not parcel.arrives and near.readers[parcel.peer]:
+            return Offer(line, parcel.wire)
+    move = line.recv if parcel.arrives else line.send
+    return move(parcel.wire)
 
 
 def _finish(round_: _Round, what: str, rooms: _Rooms) -> None:

@@ -1,5 +1,8 @@
 """Where does host memory come from: plain, page-locked, shared between processes, or both?"""
 
+import ctypes
+import mmap
+import sys
 import threading
 import weakref
 from dataclasses import dataclass, field
@@ -10,6 +13,8 @@ import torch
 from shardkeep.errors import UnsupportedError
 
 _CUDA_HOST_REGISTER_PORTABLE = 1
+_HUGE_PAGE_NBYTES = 2**21
+_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +40,24 @@ class HostMemory:
     def allocate(self, nbytes: int) -> torch.Tensor:
         """`nbytes` fresh bytes, not initialised."""
         if not self.share_memory:
-            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.pin_memory)
+            buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.pin_memory)
+            if not self.pin_memory:
+                _want_huge_pages(buffer)
+            return buffer
         buffer = torch.empty(nbytes, dtype=torch.uint8)
         buffer.share_memory_()
         if self.pin_memory:
             _page_lock(buffer)
         return buffer
+
+
+def _want_huge_pages(buffer: torch.Tensor) -> None:
+    """Fresh memory comes in pages; with 512 times fewer, the first copy into it is much faster."""
+    start = -(-buffer.data_ptr() // _HUGE_PAGE_NBYTES) * _HUGE_PAGE_NBYTES
+    stop = (buffer.data_ptr() + buffer.nbytes) // _HUGE_PAGE_NBYTES * _HUGE_PAGE_NBYTES
+    if stop > start and sys.platform == "linux":
+        # Advice: where it is not taken, pages are small.
+        _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_HUGEPAGE)
 
 
 def _page_lock(buffer: torch.Tensor) -> None:

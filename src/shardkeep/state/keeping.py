@@ -35,6 +35,7 @@ from shardkeep.plan import Entry
 from shardkeep.sharded.leaves import is_on_meta, leaf_kind, local_tensors
 from shardkeep.state.adapting import expand
 from shardkeep.state.dtypes import DTYPE_NAMES
+from shardkeep.state.frozen import Memory
 from shardkeep.state.paths import Path, flat_keys, path_text
 from shardkeep.state.tree import Node as TreeNode, Opened, nodes, open_container
 
@@ -61,9 +62,7 @@ class KeptState:
     tree: Node = field(default_factory=lambda: DictNode((), ordered=False))
     entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
     """Dtype, shape and layout by key; no layout: whole on every rank that has it."""
-    memory: dict[str, Sequence[torch.Tensor]] = field(
-        default_factory=dict[str, Sequence[torch.Tensor]]
-    )
+    memory: dict[str, Sequence[Memory]] = field(default_factory=dict[str, Sequence[Memory]])
     """This rank's memory by key."""
     per_rank: dict[str, Node] = field(default_factory=dict[str, Node])
 

@@ -1,6 +1,7 @@
 """How is a snapshot of a state dict taken that never changes, in memory that is used again?"""
 
 import threading
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -8,6 +9,7 @@ import torch
 
 from shardkeep.errors import InvalidError
 from shardkeep.state.buffers import BufferPool, HostMemory
+from shardkeep.state.frozen import Frozen, FrozenTensor, Memory, freeze, is_freezable
 from shardkeep.state.mirror import mirror_tree
 from shardkeep.state.paths import Path
 from shardkeep.state.tree import nodes
@@ -21,8 +23,16 @@ class Snapshot:
     memory: keep no tensor of it. A snapshot that is dropped without release frees its memory.
     """
 
-    def __init__(self, tree: Any, buffers: list[torch.Tensor], pool: BufferPool) -> None:
+    def __init__(
+        self,
+        tree: Any,
+        buffers: list[torch.Tensor],
+        pool: BufferPool,
+        *,
+        frozen: Frozen | None = None,
+    ) -> None:
         self._tree = tree
+        self._frozen = frozen
         self._buffers: list[torch.Tensor] | None = buffers
         self._pool = pool
         self._lock = threading.Lock()
@@ -46,6 +56,8 @@ class Snapshot:
             buffers, self._buffers, self._tree = self._buffers, None, None
         if buffers is not None:
             self._pool.give_back(buffers)
+            if self._frozen is not None:
+                self._frozen.release()
 
     def __enter__(self) -> Self:
         return self
@@ -83,6 +95,32 @@ class Stager:
         rebuilt on the copy. DTensors and ShardedTensors keep their layout; other leaves are
         deep-copied. While an earlier snapshot is held, this one gets fresh memory.
         """
+        tree, buffers = self._copied(state_dict)
+        return Snapshot(tree, buffers, self._pool)
+
+    @torch.no_grad()
+    def freeze(self, memory: Mapping[str, Sequence[Memory]]) -> Snapshot:
+        """A snapshot of tensors by key, large ones not copied but frozen where that is safe.
+
+        `tree` then holds a FrozenTensor for each of these.
+        """
+        large = [part for parts in memory.values() for part in parts if is_freezable(part)]
+        frozen = freeze(large) if large else None
+        if frozen is None:
+            return self.stage(memory)
+        try:
+            small = {
+                key: [part for part in parts if not is_freezable(part)]
+                for key, parts in memory.items()
+            }
+            copies, buffers = self._copied(small)
+        except BaseException:
+            frozen.release()
+            raise
+        tree = {key: _merged(parts, copies[key], frozen) for key, parts in memory.items()}
+        return Snapshot(tree, buffers, self._pool, frozen=frozen)
+
+    def _copied(self, state_dict: Any) -> tuple[Any, list[torch.Tensor]]:
         buffers = self._pool.open()
         memo: dict[int, Any] = {}
 
@@ -91,11 +129,18 @@ class Stager:
 
         tree = mirror_tree(state_dict, buffers.take, value, fill=True)
         _own_attributes(tree, memo)
-        return Snapshot(tree, buffers.taken, self._pool)
+        return tree, buffers.taken
 
     def clear(self) -> None:
         """Free the memory of released snapshots."""
         self._pool.clear()
+
+
+def _merged(
+    parts: Sequence[Memory], copies: Sequence[torch.Tensor], frozen: Frozen
+) -> list[Memory]:
+    rest = iter(copies)
+    return [FrozenTensor.of(part, frozen) if is_freezable(part) else next(rest) for part in parts]
 
 
 def _own_attributes(tree: Any, memo: dict[int, Any]) -> None:

@@ -106,7 +106,7 @@ class _Copying:
                 if self._stop.is_set():
                     raise ConflictError("the copy was broken off")
                 piece = self._source.read(file.name, start, min(step, file.nbytes - start))
-                require_blocks(file, self._headers[index].digests, start, memoryview(piece))
+                require_blocks(file, self._headers[index].digests, start, [memoryview(piece)])
                 sink.write(start, [piece])
                 self._meter.add(len(piece))
         self._done.append(file.name)

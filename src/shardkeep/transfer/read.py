@@ -15,13 +15,14 @@ import numpy as np
 import xxhash
 
 from shardkeep.errors import CorruptError
-from shardkeep.plan.reads import Copy, DirectRead, Read, SpanRead, WindowRead
+from shardkeep.manifest import Digests
+from shardkeep.plan.reads import Copy, Read, SpanRead, WindowRead
 from shardkeep.storage.protocols import CanFetch
 from shardkeep.transfer.progress import Meter
+from shardkeep.transfer.runs import Act, Array, Run, acts_of
 
 # Direct reads are checked in steps, while what was read is still in the cache.
 _STEP_NBYTES = 4 * 1024 * 1024
-Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
 
 
@@ -64,7 +65,7 @@ class OpenFile:
     data_start: int
     nbytes: int
     block_nbytes: int
-    digests: Sequence[int] | None
+    digests: Digests | None
     """None in formats that have none: what is read cannot be checked."""
     name_bytes: Callable[[int, int], str]
     """The tensors that lie in a byte range, for messages."""
@@ -112,37 +113,38 @@ class Reader:
 
     def run(self, jobs: Sequence[FileReads]) -> int:
         """Fill all targets; the number of bytes read."""
-        acts = [(job, read) for job in jobs for read in job.reads]
+        acts = [(job, act) for job in jobs for act in acts_of(job.reads, job.targets, job.file)]
         if self._threads == 1 or len(acts) == 1:
-            return sum(self._act(job, read) for job, read in acts)
+            return sum(self._act(job, act) for job, act in acts)
         with ThreadPoolExecutor(self._threads, "shardkeep-read") as pool:
-            jobs_of, reads = zip(*acts, strict=True) if acts else ((), ())
-            return sum(pool.map(self._act, jobs_of, reads))
+            jobs_of, shares = zip(*acts, strict=True) if acts else ((), ())
+            return sum(pool.map(self._act, jobs_of, shares))
 
-    def _act(self, job: FileReads, read: Read) -> int:
-        match read:
-            case DirectRead():
-                nbytes = self._direct(job, read)
+    def _act(self, job: FileReads, act: Act) -> int:
+        match act:
+            case Run():
+                nbytes = self._direct(job.file, act)
             case WindowRead():
-                nbytes = self._window(job, read)
+                nbytes = self._window(job, act)
             case SpanRead():
-                nbytes = self._span(job, read)
+                nbytes = self._span(job, act)
         self._meter.add(nbytes)
         return nbytes
 
-    def _direct(self, job: FileReads, read: DirectRead) -> int:
-        """Whole blocks go straight to the target; a block that is wanted in part, by scratch."""
-        file = job.file
-        target = job.targets[read.target].reshape(-1).view(np.uint8)
+    def _direct(self, file: OpenFile, run: Run) -> int:
+        """Whole blocks go straight to the targets; a block that is wanted in part, by scratch."""
         total = 0
-        for start, stop in _steps(file, read.start, read.stop):
-            part = target[start - read.start : stop - read.start]
+        for start, stop in _steps(file, run.start, run.stop):
+            parts = run.parts(start, stop)
             first, last = block_span(file, start, stop)
             if (first, last) == (start, stop):
-                self.read_blocks(file, start, part)
+                self._read_parts(file, start, parts)
             else:
                 scratch = self._read_scratch(file, first, last)
-                part[:] = scratch[start - first : stop - first]
+                at = start - first
+                for part in parts:
+                    part[:] = scratch.data[at : at + len(part)]
+                    at += len(part)
             total += last - first
         return total
 
@@ -165,7 +167,7 @@ class Reader:
         if self._distant is not None:
             # Without a copy: they stay where they came in.
             scratch = np.frombuffer(self._distant.fetch(file.name, start, stop - start), np.uint8)
-            self._check(file, start, scratch)
+            self._check(file, start, [scratch.data])
             return scratch
         scratch = self._scratch(stop - start)
         self.read_blocks(file, start, scratch)
@@ -173,10 +175,12 @@ class Reader:
 
     def read_blocks(self, file: OpenFile, start: int, memory: Array) -> None:
         """Fill `memory` with whole blocks of a file, checked; if damaged, of another copy."""
+        self._read_parts(file, start, [memory.data])
 
+    def _read_parts(self, file: OpenFile, start: int, parts: Sequence[memoryview]) -> None:
         def read() -> None:
-            self._source.read_into(file.name, start, [memory])
-            self._check(file, start, memory)
+            self._source.read_into(file.name, start, parts)
+            self._check(file, start, parts)
 
         if self._has_copies:
             read_good(self._source, file.name, read)
@@ -189,24 +193,52 @@ class Reader:
             buffer = self._local.buffer = np.empty(nbytes, np.uint8)
         return buffer[:nbytes]
 
-    def _check(self, file: OpenFile, start: int, data: Array) -> None:
+    def _check(self, file: OpenFile, start: int, parts: Sequence[memoryview]) -> None:
         if self._verify and file.digests is not None:
-            require_blocks(file, file.digests, start, data.data)
+            require_blocks(file, file.digests, start, parts)
 
 
-def require_blocks(file: OpenFile, digests: Sequence[int], start: int, data: memoryview) -> None:
-    """Compare the digest of every block of `data`, which starts at a block's first byte."""
+def require_blocks(
+    file: OpenFile, digests: Digests, start: int, parts: Sequence[memoryview]
+) -> None:
+    """Compare the digest of every block of these bytes, which start at a block's first byte."""
     size, number = file.block_nbytes, (start - file.data_start) // file.block_nbytes
-    for at in range(0, len(data), size):
-        block = data[at : at + size]
-        if xxhash.xxh3_64_intdigest(block) != digests[number]:
-            first = start + at
-            names = file.name_bytes(first, first + len(block))
+    found = _digests_of(parts, size)
+    # All at once: other threads wait for every line of Python.
+    if b"".join(found) == digests.raw_of(number, number + len(found)):
+        return
+    stop = start + sum(map(len, parts))
+    for index, digest in enumerate(found):
+        if digest != digests.raw_of(number + index, number + index + 1):
+            first = start + index * size
+            last = min(first + size, stop)
             raise CorruptError(
-                f"{file.name}: bytes {first} to {first + len(block)} are not what was written "
-                f"({names}); take another copy of the checkpoint or an earlier step"
+                f"{file.name}: bytes {first} to {last} are not what was written "
+                f"({file.name_bytes(first, last)}); take another copy of the checkpoint or an "
+                "earlier step"
             )
-        number += 1
+
+
+def _digests_of(parts: Sequence[memoryview], size: int) -> list[bytes]:
+    """The digest of each block; a block may lie in several parts, the last one may be short."""
+    found: list[bytes] = []
+    block, missing = xxhash.xxh3_64(), 0
+    for part in parts:
+        if missing:
+            block.update(part[:missing])
+            if len(part) < missing:
+                missing -= len(part)
+                continue
+            found.append(block.digest())
+        whole = len(part) - (len(part) - missing) % size
+        found += [xxhash.xxh3_64_digest(part[at : at + size]) for at in range(missing, whole, size)]
+        missing = 0
+        if whole < len(part):
+            block = xxhash.xxh3_64(part[whole:])
+            missing = size - (len(part) - whole)
+    if missing:
+        found.append(block.digest())
+    return found
 
 
 def _steps(file: OpenFile, start: int, stop: int) -> Iterator[tuple[int, int]]:

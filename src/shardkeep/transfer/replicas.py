@@ -21,7 +21,8 @@ import xxhash
 from shardkeep.errors import ConflictError, name_ranks
 from shardkeep.layouts import Layout, Mesh, MeshLayout, Part, Replicate
 from shardkeep.plan.divide import replica_count
-from shardkeep.transfer.write import as_bytes
+from shardkeep.state.frozen import FrozenTensor, Memory
+from shardkeep.transfer.write import as_bytes, thawed
 
 CheckReplicas = Literal["sample", "all", "none"]
 Holders = tuple[int, ...]
@@ -32,7 +33,7 @@ _SAMPLES = 16
 
 def digest_replicas(
     layouts: Mapping[str, Layout],
-    memory: Mapping[str, Sequence[torch.Tensor]],
+    memory: Mapping[str, Sequence[Memory]],
     me: int,
     check: CheckReplicas,
 ) -> dict[Holders, dict[str, int]]:
@@ -72,13 +73,13 @@ def _mesh_holders(mesh: Mesh, replicated: tuple[bool, ...], rank: int) -> Holder
     return tuple(sorted(grid[tuple(place)].flatten().tolist()))
 
 
-def _digest(view: torch.Tensor, check: CheckReplicas) -> int:
+def _digest(view: Memory, check: CheckReplicas) -> int:
     if check == "all" or view.nbytes <= _WHOLE_NBYTES:
         return _digest_whole(view)
     return _digest_sample(view)
 
 
-def _digest_whole(view: torch.Tensor) -> int:
+def _digest_whole(view: Memory) -> int:
     from shardkeep.plan import cut
 
     hasher = xxhash.xxh3_64()
@@ -87,7 +88,7 @@ def _digest_whole(view: torch.Tensor) -> int:
     return hasher.intdigest()
 
 
-def _digest_sample(view: torch.Tensor) -> int:
+def _digest_sample(view: Memory) -> int:
     """Blocks spread evenly over the cells, the first and the last among them."""
     hasher = xxhash.xxh3_64()
     count = _SAMPLE_NBYTES // view.itemsize
@@ -97,10 +98,12 @@ def _digest_sample(view: torch.Tensor) -> int:
     return hasher.intdigest()
 
 
-def _cells(view: torch.Tensor, start: int, count: int) -> torch.Tensor:
+def _cells(view: Memory, start: int, count: int) -> Memory:
     """`count` cells from the `start`-th in row-major order."""
     if view.is_contiguous():
-        return view.view(-1)[start : start + count]
+        flat = view.flat() if isinstance(view, FrozenTensor) else view.view(-1)
+        return flat[start : start + count]
+    view = thawed(view)
     indices = torch.arange(start, start + count, device=view.device)
     return view[torch.unravel_index(indices, view.shape)]
 

@@ -20,9 +20,10 @@ from shardkeep.boxes import Box
 from shardkeep.errors import ConflictError, name_ranks
 from shardkeep.layouts import Layout
 from shardkeep.plan.settle import SaveView
+from shardkeep.state.frozen import Memory
 from shardkeep.transfer.agreement import Agreement
 from shardkeep.transfer.replicas import CheckReplicas, holders_of_part
-from shardkeep.transfer.write import as_bytes
+from shardkeep.transfer.write import as_bytes, thawed
 
 _SAMPLED_CELLS = 16 * 1024
 _STEP_CELLS = 1024 * 1024
@@ -38,7 +39,7 @@ def sum_sources(
     agreement: Agreement,
     view: SaveView,
     number: int,
-    memory: Mapping[str, Sequence[torch.Tensor]],
+    memory: Mapping[str, Sequence[Memory]],
     me: int,
     check: CheckReplicas,
 ) -> Sums:
@@ -58,14 +59,14 @@ def sum_sources(
 
 
 def _sum_held(
-    key: str, layout: Layout, memory: Sequence[torch.Tensor], me: int, check: CheckReplicas
+    key: str, layout: Layout, memory: Sequence[Memory], me: int, check: CheckReplicas
 ) -> int:
     """The sum over the cells of which this rank is the first holder."""
     salt = xxhash.xxh3_64_intdigest(key.encode()) >> 1
     total = 0
     for part in layout.parts_of(me):
         if holders_of_part(layout, part)[0] == me:
-            view = memory[part.buffer][part.place.slices()]
+            view = thawed(memory[part.buffer][part.place.slices()])
             total += _sum_box(view, part.box, layout.shape, salt, check)
     return total & _MASK
 

@@ -22,11 +22,14 @@ from shardkeep.manifest import (
     storage_entry,
 )
 from shardkeep.plan import cut
+from shardkeep.state.frozen import FrozenTensor, Memory
 from shardkeep.storage.protocols import StreamSink
 from shardkeep.transfer.progress import Meter
 
 BLOCK_NBYTES = 256 * 1024
 _STEP_NBYTES = 1024 * 1024
+# What is hashed and written in one go: little enough for the cache, enough that calls cost nothing.
+_WRITE_NBYTES = 4 * 1024 * 1024
 _SMALL_NBYTES = 64 * 1024
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -52,7 +55,7 @@ class OutChunk:
 
     name: str
     dtype: str
-    memory: torch.Tensor
+    memory: Memory
     number: int
 
 
@@ -167,7 +170,7 @@ def _packed(chunks: Sequence[OutChunk]) -> Iterator[_Piece]:
             yield _Piece(room[:used], lasts=False)
             used = 0
         if nbytes > _SMALL_NBYTES:
-            yield from _pieces(chunk.memory)
+            yield from _pieces(chunk.memory, room)
         elif nbytes:
             _copy_to(room, address, used, chunk.memory, nbytes)
             used += nbytes
@@ -175,21 +178,32 @@ def _packed(chunks: Sequence[OutChunk]) -> Iterator[_Piece]:
         yield _Piece(room[:used], lasts=False)
 
 
-def _copy_to(room: Array, address: int, at: int, memory: torch.Tensor, nbytes: int) -> None:
-    if _lies_in_one_piece(memory):
+def _copy_to(room: Array, address: int, at: int, memory: Memory, nbytes: int) -> None:
+    if isinstance(memory, torch.Tensor) and _lies_in_one_piece(memory):
         # Five times as fast as an array of the tensor: of small ones there may be many thousands.
         ctypes.memmove(address + at, memory.data_ptr(), nbytes)
     else:
         room[at : at + nbytes] = as_bytes(memory)
 
 
-def _pieces(memory: torch.Tensor) -> Iterator[_Piece]:
+def _pieces(memory: Memory, room: Array) -> Iterator[_Piece]:
     """A large chunk: its own memory if it lies in one piece, else copies of bounded size."""
-    if _lies_in_one_piece(memory):
+    if isinstance(memory, FrozenTensor) and memory.is_contiguous():
+        yield from _thawed(memory, room)
+        return
+    if isinstance(memory, torch.Tensor) and _lies_in_one_piece(memory):
         yield _Piece(as_bytes(memory), lasts=True)
         return
     for box in cut(tuple(memory.shape), max(1, 4 * _STEP_NBYTES // memory.itemsize)):
         yield _Piece(as_bytes(memory[box.slices()]), lasts=False)
+
+
+def _thawed(memory: FrozenTensor, room: Array) -> Iterator[_Piece]:
+    """What is not in this process's memory any more, by way of the same room."""
+    for at in range(0, memory.nbytes, len(room)):
+        piece = room[: min(len(room), memory.nbytes - at)]
+        memory.read_into(at, piece.ctypes.data, len(piece))
+        yield _Piece(piece, lasts=False)
 
 
 def _lies_in_one_piece(memory: torch.Tensor) -> bool:
@@ -197,10 +211,16 @@ def _lies_in_one_piece(memory: torch.Tensor) -> bool:
     return memory.is_contiguous() and memory.is_cpu and not memory.is_conj() and not memory.is_neg()
 
 
-def as_bytes(memory: torch.Tensor) -> Array:
+def as_bytes(memory: Memory) -> Array:
     """The tensor's bytes in row-major order, shared with it where they lie so."""
+    memory = thawed(memory)
     plain = memory.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return plain.view(-1).view(torch.uint8).numpy()
+
+
+def thawed(memory: Memory) -> torch.Tensor:
+    """The tensor itself, or a copy of one that is frozen."""
+    return memory.thawed() if isinstance(memory, FrozenTensor) else memory
 
 
 class _BlockHasher:
@@ -251,8 +271,8 @@ class _BlockWriter:
         self._hasher = _BlockHasher()
 
     def write(self, data: Array) -> None:
-        for at in range(0, len(data), _STEP_NBYTES):
-            step = data[at : at + _STEP_NBYTES]
+        for at in range(0, len(data), _WRITE_NBYTES):
+            step = data[at : at + _WRITE_NBYTES]
             self._hasher.add(step)
             self._sink.write(self._offset, [step])
             self._offset += len(step)

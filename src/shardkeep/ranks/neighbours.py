@@ -1,0 +1,132 @@
+"""Which peers run on this host, so that one can read the other's memory?
+
+Found out once for each pair and direction of a process group: who sends shows a random word and
+where it lies, who receives tries to read it. Where the kernel refuses, or the peer is on another
+host, messages go through the group's backend.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from shardkeep.ranks.group import Messenger, RankGroup, Work
+from shardkeep.ranks.process_memory import read_memory
+
+_HELLO_TAG = 0x5ED - 2
+_REPLY_TAG = 0x5ED - 1
+
+
+class Neighbours:
+    """What is known of the peers of one process group."""
+
+    def __init__(self) -> None:
+        self.pids: dict[int, int] = {}
+        """By peer whose memory I can read: its process. 0: I cannot."""
+        self.readers: dict[int, bool] = {}
+        """By peer: whether it can read mine."""
+
+    def meet(self, group: RankGroup, to: Iterable[int], of: Iterable[int]) -> None:
+        """Find out about peers that I send to, and those that I receive from.
+
+        On both sides of a pair, in the same direction, at the same time.
+        """
+        messenger = group.messenger
+        strangers_to = [peer for peer in to if peer not in self.readers]
+        strangers_of = [peer for peer in of if peer not in self.pids]
+        if messenger is None or not (strangers_to or strangers_of):
+            return
+        word = torch.tensor([secrets.randbits(62)])
+        hello = torch.tensor([os.getpid(), word.data_ptr(), int(word.item())])
+        heard = {peer: torch.zeros(3, dtype=torch.int64) for peer in strangers_of}
+        answers = {peer: torch.zeros(1, dtype=torch.int64) for peer in strangers_to}
+        # All is asked before anything is waited for: nobody waits in a circle.
+        hears = [
+            messenger.recv([room], group.index_of(peer), _HELLO_TAG) for peer, room in heard.items()
+        ]
+        listens = [
+            messenger.recv([room], group.index_of(peer), _REPLY_TAG)
+            for peer, room in answers.items()
+        ]
+        says = [messenger.send([hello], group.index_of(peer), _HELLO_TAG) for peer in strangers_to]
+        for work in hears:
+            work.wait()
+        found = {peer: _readable(*map(int, room)) for peer, room in heard.items()}
+        replies = {peer: torch.tensor([int(pid > 0)]) for peer, pid in found.items()}
+        says += [
+            messenger.send([reply], group.index_of(peer), _REPLY_TAG)
+            for peer, reply in replies.items()
+        ]
+        for work in (*listens, *says):
+            work.wait()
+        self.pids |= found
+        self.readers |= {peer: bool(answer.item()) for peer, answer in answers.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The way to one peer for messages of one tag."""
+
+    messenger: Messenger
+    index: int
+    tag: int
+
+    def send(self, wire: torch.Tensor) -> Work:
+        return self.messenger.send([wire], self.index, self.tag)
+
+    def recv(self, wire: torch.Tensor) -> Work:
+        return self.messenger.recv([wire], self.index, self.tag)
+
+
+class Offer:
+    """Memory that a neighbour reads: done when it has."""
+
+    def __init__(self, line: Line, wire: torch.Tensor) -> None:
+        self._place = torch.tensor([wire.data_ptr()])
+        self._taken = torch.zeros(1, dtype=torch.int64)
+        self._works = line.send(self._place), line.recv(self._taken)
+        self._wire = wire
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+
+class Fetch:
+    """A neighbour's memory that I read."""
+
+    def __init__(self, line: Line, pid: int, wire: torch.Tensor) -> None:
+        self._line = line
+        self._pid = pid
+        self._wire = wire
+        self._place = torch.zeros(1, dtype=torch.int64)
+        self._told = line.recv(self._place)
+
+    def wait(self) -> None:
+        self._told.wait()
+        wire = self._wire
+        if not read_memory(self._pid, int(self._place.item()), wire.data_ptr(), wire.nbytes):
+            raise RuntimeError("its memory can be read no more")
+        self._line.send(torch.ones(1, dtype=torch.int64)).wait()
+
+
+def _readable(pid: int, address: int, word: int) -> int:
+    """The process, if the word is there; else 0."""
+    room = torch.zeros(1, dtype=torch.int64)
+    found = read_memory(pid, address, room.data_ptr(), 8) and int(room.item()) == word
+    return pid if found else 0
+
+
+_known: weakref.WeakKeyDictionary[Messenger, Neighbours] = weakref.WeakKeyDictionary()
+
+
+def neighbours_of(group: RankGroup) -> Neighbours:
+    """What is known so far in this group; forgotten with it."""
+    if group.messenger is None:
+        return Neighbours()
+    return _known.setdefault(group.messenger, Neighbours())
