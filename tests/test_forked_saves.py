@@ -15,8 +15,6 @@ from shardkeep.state import frozen
 
 ONLY_LINUX = "Linux alone reads a child's memory"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason=ONLY_LINUX)
-    sys.platform != "linux", reason="Linux alone reads a child's memory"
-)
 
 
 def state_of(number: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import torch
 from shardkeep.layouts import Layout, Mesh, Split
 from shardkeep.manifest import DictNode, TensorNode
 from shardkeep.plan import Entry
+from shardkeep.state.frozen import Memory
 from shardkeep.state.keeping import KeptState
 from shardkeep.transfer import council, planning, save, write
 from shardkeep.transfer.commit import MANIFEST
@@ -183,7 +184,7 @@ def _state(kind: str, world: int, rank: int) -> KeptState:
     shape = (world * 2,)
     cut = Layout.on_mesh(shape, Mesh((world,), tuple(range(world))), [Split(0)])
     entries = {"cut": Entry("F32", shape, cut), "all": Entry("F32", (3,), None)}
-    memory: dict[str, Sequence[torch.Tensor]] = {
+    memory: dict[str, Sequence[Memory]] = {
         "cut": [torch.arange(2.0) + rank],
         "all": [torch.arange(3.0) + (rank == 1 and kind == "diverged")],
     }
