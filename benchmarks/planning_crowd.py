@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.planned_models import Parallelism, forget, view_of
 from shardkeep.manifest import file_name
+from shardkeep.state.frozen import Memory
 from shardkeep.state.keeping import KeptState
 from shardkeep.storage import MemoryStorage
 from shardkeep.storage.protocols import Entries, Entry
@@ -76,7 +77,7 @@ def commit_seconds(how: Parallelism, ranks: int) -> tuple[float, int]:
     storage = CrowdStorage(crowd)
     entries = how.entries(how.mesh(ranks))
     view = view_of(entries)
-    memory: dict[str, Sequence[torch.Tensor]] = {
+    memory: dict[str, Sequence[Memory]] = {
         key: [torch.zeros(entry.layout.buffer_shapes_of(0)[0], dtype=torch.bfloat16)]
         for key, entry in entries.items()
         if entry.layout is not None
