@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,25 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from docs.hooks.keywords import index_page, keywords
-from docs.hooks.links import ELSEWHERE, relinked, source_of, with_references
-from docs.hooks.reference import links, members, public_names
-from docs.hooks.sections import Section, lines_of, sections_of, with_hidden_marks
-
 ROOT = Path(__file__).parents[2]
+# The command `mkdocs`, unlike `python -m mkdocs`, knows the folder of this file alone.
+sys.path.insert(0, str(ROOT))
+
+from docs.hooks.keywords import index_page, keywords  # noqa: E402
+from docs.hooks.links import (  # noqa: E402
+    ELSEWHERE,
+    relinked,
+    source_of,
+    with_references,
+)
+from docs.hooks.reference import links, members, public_names  # noqa: E402
+from docs.hooks.sections import (  # noqa: E402
+    Section,
+    lines_of,
+    sections_of,
+    with_hidden_marks,
+)
+
 INDEX = "keyword-index.md"
 # Pages that have a place already.
 PLANNED = {"multi-host.md", "object-stores.md", "performance.md", "tiers.md", "viewer.md"}
