@@ -59,7 +59,7 @@ def keywords(
     found += _of_members(members, names)
     taken = {one.text for one in found}
     found += [one for one in _of_tables(sections) if one.text not in taken]
-    found += _of_concepts(sections, taken)
+    found += _of_concepts(sections, {one.text for one in found})
     return sorted(found, key=lambda one: (one.letter, one.text.lstrip("_-").casefold(), one.text))
 
 

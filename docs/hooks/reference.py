@@ -31,11 +31,12 @@ def shown_on(docs: Path) -> dict[str, list[str]]:
 
 
 def links(docs: Path) -> dict[str, str]:
-    """The place in the reference of each name, without `shardkeep.` in front of it."""
-    return {
-        path.removeprefix("shardkeep."): f"{pages[0]}#{path}"
-        for path, pages in shown_on(docs).items()
-    }
+    """The place in the reference of each object, by its name alone."""
+    return {_name(path): f"{pages[0]}#{path}" for path, pages in shown_on(docs).items()}
+
+
+def _name(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def members(docs: Path) -> dict[str, dict[str, str]]:
@@ -43,12 +44,12 @@ def members(docs: Path) -> dict[str, dict[str, str]]:
     text = "".join(page.read_text() for page in docs.glob("api/*.md"))
     hidden = {path: _HIDDEN.findall(options) for path, options in _SHOWN.findall(text)}
     return {
-        name: {
-            member: f"{link}.{member}"
-            for member in _documented(f"shardkeep.{name}")
-            if member not in hidden[f"shardkeep.{name}"]
+        _name(path): {
+            member: f"{pages[0]}#{path}.{member}"
+            for member in _documented(path)
+            if member not in hidden[path]
         }
-        for name, link in links(docs).items()
+        for path, pages in shown_on(docs).items()
     }
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from markdown.extensions.toc import slugify, unique
 
 _HEADING = re.compile(r"(#{1,6}) +(.*?) *#*\n?")
-_MARK = re.compile(r"<!-- keywords: (.*?) -->\n?")
+_MARK = re.compile(r"^<!-- keywords: (.*?) -->\n?", re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ INDEX = "keyword-index.md"
 PLANNED = {"multi-host.md", "object-stores.md", "performance.md", "tiers.md", "viewer.md"}
 # Pages with tables that need all the room.
 WIDE = {"attacks.md", "comparison.md"}
+# Pages that name much and explain little of it.
+UNEXPLAINING = {INDEX, "attacks.md", "changelog.md", "contributing.md"}
 _WAYS = {
     "python ranks=4": "on 4 ranks, after init_process_group: torchrun --nproc-per-node 4",
     "python torchrun=2": "a script: torchrun --nproc-per-node 2",
@@ -81,13 +83,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def all_sections(config: MkDocsConfig) -> list[Section]:
     """The sections of all pages that explain something, in the order of the navigation."""
-    pages = [
-        page for page in nav_pages(config.nav) if page != INDEX and not page.startswith("api/")
-    ]
+    pages = [page for page in nav_pages(config.nav) if not page.startswith("api/")]
     return [
         section
         for page in pages
-        if page != "changelog.md"
+        if page not in UNEXPLAINING
         for section in sections_of(page, (ROOT / source_of(page)).read_text())
     ]
 
