@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,9 +12,11 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from playwright.sync_api import sync_playwright
 
 import shardkeep
 
+CHROMIUM = shutil.which("chromium")
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.xdist_group("site")
 
@@ -119,6 +122,25 @@ def test_search_needs_no_server(site):
     assert "Checkpointer" in index
     home = tags_of(site / "index.html")
     assert any(one.endswith("iframe-worker.js") for one in home.loaded)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path (apt-get install chromium)")
+def test_a_browser_reads_and_searches_the_site_from_files_alone(site):
+    asked: list[str] = []
+    with sync_playwright() as playwright:
+        # Root, as in containers, cannot have the sandbox; pages are our own.
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((site / "index.html").as_uri())
+        page.locator("input.md-search__input").focus()
+        page.get_by_text("Type to start searching").wait_for(state="attached")
+        page.keyboard.type("retention")
+        page.wait_for_selector(".md-search-result__link", state="attached")
+        found = page.locator(".md-search-result__link").evaluate_all("all => all.map(a => a.href)")
+        browser.close()
+    assert any("/runs.html" in link for link in found)
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
 
 
 def test_every_public_name_is_in_the_index_with_its_reference_and_a_page(site):
