@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from benchmarks.contenders.background import CACHED
+from benchmarks.contenders.background import CACHED, COPY_ON_WRITE
 from benchmarks.figures import DCP, OURS, RAW, Figure, Figures
 from benchmarks.planned_models import PARALLELISMS
 from benchmarks.stored_states import Placing
@@ -191,7 +191,7 @@ def _w6(figures: Figures) -> list[Claim]:
     first, later, total, step = (
         found.median(act, OURS) for act in (w6.FIRST, w6.LATER, w6.TOTAL, w6.STEP)
     )
-    forked = found.median(w6.LATER, w6.COPY_ON_WRITE)
+    forked = found.median(w6.LATER, COPY_ON_WRITE)
     return [
         setting.claim("blocked, of a warm copy", AT_MOST, 1.1, ratio(later, copied)),
         setting.claim("first save blocked, of a warm copy", AT_MOST, 2, ratio(first, copied)),

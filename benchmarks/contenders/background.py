@@ -21,6 +21,7 @@ from benchmarks.stored_states import State
 Wait = Callable[[], object]
 CACHED = f"{DCP}, cached staging"
 """DCP's best: it blocks for the shortest time."""
+COPY_ON_WRITE = f"{OURS}, copy-on-write"
 
 
 class BackgroundContender(ABC):
@@ -50,6 +51,19 @@ class Shardkeep(BackgroundContender):
 
     def begin(self, state: State, path: Path) -> Wait:
         return sk.save_async(state, path, durable=False).result
+
+
+class CopyOnWrite(BackgroundContender):
+    """`save_async` of a forked child, which keeps the memory as it was."""
+
+    name = COPY_ON_WRITE
+
+    def __init__(self) -> None:
+        self.foreground = own.Shardkeep()
+        self.options: dict[str, Any] = {"durable": False, "snapshot": "fork"}
+
+    def begin(self, state: State, path: Path) -> Wait:
+        return sk.save_async(state, path, **self.options).result
 
 
 class Dcp(BackgroundContender):
@@ -139,6 +153,7 @@ def background_contenders(quick: bool) -> list[BackgroundContender]:
     """Without those who take long to start, if quick."""
     soon = [
         Shardkeep(),
+        CopyOnWrite(),
         Dcp(AsyncCheckpointerType.THREAD),
         Dcp(AsyncCheckpointerType.THREAD, cached=True),
     ]

@@ -31,7 +31,6 @@ TITLE = "Saves in the background, 2 GiB, one process, tmpfs"
 SETTING = "tmpfs"
 FIRST, LATER, TOTAL, STEP = "blocked, first save", "blocked", "until complete", "step meanwhile"
 COPY, QUIET, SYNC = "warm copy, 2 threads", "no save", f"{OURS}, waited for"
-COPY_ON_WRITE = f"{OURS}, copy-on-write"
 _QUIET_STEPS = 20
 # All others are compared with these.
 _BASE_SAMPLES = 3

@@ -16,7 +16,7 @@ from benchmarks.races import Race
 from benchmarks.stored_states import large
 
 NAME = "W1"
-TITLE = "One process, 2 GiB in 436 tensors"
+TITLE = "One process, 2 GiB in 435 tensors"
 
 
 def _fresh() -> list[Contender]:
