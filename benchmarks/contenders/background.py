@@ -60,10 +60,9 @@ class CopyOnWrite(BackgroundContender):
 
     def __init__(self) -> None:
         self.foreground = own.Shardkeep()
-        self.options: dict[str, Any] = {"durable": False, "snapshot": "fork"}
 
     def begin(self, state: State, path: Path) -> Wait:
-        return sk.save_async(state, path, **self.options).result
+        return sk.save_async(state, path, durable=False, snapshot="fork").result
 
 
 class Dcp(BackgroundContender):
