@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,14 @@ import torch
 
 from shardkeep.layouts import Layout, Mesh, Replicate, Split
 from shardkeep.storage import LocalStorage
-from tests.transfer.worlds import Laid, all_well, kept_by, save_kept
+from shardkeep.transfer.council import StoreCouncil
+from shardkeep.transfer.save import SaveOutcome, Timings, run_save
+from tests.transfer.worlds import Laid, all_well, kept_by, options, run_ranks
 
 KEEP = {"last": 3, "every": 200, "best": ["loss", "min", 1]}
 BAD = "model.layers.1.mlp.up.weight"
+SLOW = (600, 2)
+"""The step and the rank that took its time."""
 _BEGAN = 1_790_000_000.0
 
 
@@ -76,15 +81,17 @@ def save_step(
         "keep": KEEP,
     }
     path = run / f"step-{step:08d}"
+    metadata = {"run": said, "commit": "4f2a91c", "dataset": "tiny-stories"}
     with LocalStorage(path, create=True, durable=False) as storage:
-        all_well(
-            save_kept(
-                lambda rank: kept_by(rank, tensors),
-                storage,
-                world,
-                metadata={"run": said, "commit": "4f2a91c", "dataset": "tiny-stories"},
-            )
-        )
+
+        def act(rank: int, council: StoreCouncil) -> SaveOutcome:
+            timings = Timings()
+            with timings.phase("stage"):
+                kept = kept_by(rank, tensors)
+                time.sleep(0.8 if (step, rank) == SLOW else 0)
+            return run_save(lambda: (kept, storage), council, options(metadata=metadata), timings)
+
+        all_well(run_ranks(act, world))
     return path
 
 

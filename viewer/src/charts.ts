@@ -10,6 +10,8 @@ export interface Line {
   values: (number | null)[];
   /** How a value is written. */
   text?: (value: number) => string;
+  /** Whether marks stand at powers of two. */
+  isBytes?: boolean;
   /** Whether the axis begins at 0. */
   fromZero?: boolean;
 }
@@ -55,8 +57,8 @@ export function lines(title: string, axis: Axis, series: Line[], key: string, he
         cursor: { sync: { key }, y: false, points: { size: 7 } },
         scales: { x: { time: axis.isTime }, y: { range: series[0].fromZero ? up : room } },
         axes: [
-          { ...axes, space: 70, size: 32, values: (_u, ticks, _at, _space, step) => ticks.map((tick) => (axis.isTime ? clock(tick, step) : num(tick))) },
-          { ...axes, size: 16 + 6.6 * widest, values: (_, ticks) => ticks.map((tick) => (series[0].text ?? num)(tick)) },
+          { ...axes, space: 70, size: 28, values: (_u, ticks, _at, _space, step) => ticks.map((tick) => (axis.isTime ? clock(tick, step) : num(tick))) },
+          { ...axes, size: 16 + 6.6 * widest, incrs: series[0].isBytes ? POWERS : undefined, values: (_, ticks) => ticks.map((tick) => (series[0].text ?? num)(tick)) },
         ],
         series: [
           {},
@@ -79,6 +81,8 @@ export function lines(title: string, axis: Axis, series: Line[], key: string, he
   new ResizeObserver(draw).observe(plot);
   return element;
 }
+
+const POWERS = Array.from({ length: 50 }, (_, n) => 2 ** n);
 
 function up(_: uPlot, _least: number, most: number): uPlot.Range.MinMax {
   return [0, most > 0 ? most * 1.12 : 1];

@@ -50,7 +50,8 @@ async function show(): Promise<void> {
   showing.abort();
   showing = new AbortController();
   const { signal } = showing;
-  const soon = setTimeout(() => replace(main, waiting("Reading …")), 150);
+  const asked = location.hash;
+  const soon = setTimeout(() => signal.aborted || replace(main, waiting("Reading …")), 150);
   try {
     // What a run has saved since is listed, too.
     const catalogue = isReport && known ? known : await readCatalogue();
@@ -68,6 +69,8 @@ async function show(): Promise<void> {
     if (!signal.aborted) replace(main, problem(error));
   } finally {
     clearTimeout(soon);
+    // Tests wait for it.
+    if (!signal.aborted) main.dataset.shown = asked;
   }
 }
 

@@ -44,8 +44,6 @@ export class KeyTree {
     const head = h("div", { class: "tree-row tree-head", "aria-hidden": "true" }, h("span", {}, "name"), h("span", {}, "dtype"), h("span", {}, "shape"), h("span", {}, "size"));
     this.element = h("div", { class: "tree" }, h("div", { class: "tree-tools" }, this.search, this.said), head, this.list.element);
     this.list.element.addEventListener("keydown", (event) => this.key(event));
-    this.list.element.addEventListener("focus", () => this.draw());
-    this.list.element.addEventListener("blur", () => this.draw());
     this.unfoldFew();
     this.filter("");
   }
@@ -104,14 +102,13 @@ export class KeyTree {
     const { module, depth } = this.rows[index];
     const isModule = module.parts.size > 0;
     const isOpen = this.opened.has(module.path);
-    const focused = index === this.at && document.activeElement === this.list.element;
     const kind = module.tensor >= 0 ? this.tensors.dtypes[this.tensors.dtype[module.tensor]] : "";
     const sides = module.tensor >= 0 ? shape(this.tensors.shapes[this.tensors.shape[module.tensor]]) : count(module.tensors, "tensor");
     return h(
       "div",
       {
         id: `tree-${index}`,
-        class: `tree-row${focused ? " focused" : ""}`,
+        class: "tree-row",
         role: "treeitem",
         "aria-level": depth + 1,
         "aria-expanded": isModule ? String(isOpen) : undefined,

@@ -81,6 +81,13 @@ function areasOf(module: Module, whole: number): Area[] {
   return found;
 }
 
+/** The first module below that has several parts. */
+function branching(module: Module): Module {
+  let at = module;
+  while (at.parts.size === 1) at = [...at.parts.values()][0];
+  return at;
+}
+
 /** A map of a module's parts and theirs; `open` is told which one was chosen. */
 export function treemap(module: Module, open: (part: Module) => void): HTMLElement {
   const element = h("div", { class: "treemap" });
@@ -100,8 +107,8 @@ export function treemap(module: Module, open: (part: Module) => void): HTMLEleme
     replace(element, rects.map((rect, n) => {
       const area = areas[n];
       const colour = rankColour(n);
-      if (!area.part || area.part.parts.size < 2 || rect.w * (rect.h - HEAD) < ROOM || rect.w < 60) return cell(area, rect, colour);
-      const inner = areasOf(area.part, module.nbytes);
+      if (!area.part || branching(area.part).parts.size < 2 || rect.w * (rect.h - HEAD) < ROOM || rect.w < 60) return cell(area, rect, colour);
+      const inner = areasOf(branching(area.part), module.nbytes);
       const frame = { x: 0, y: HEAD, w: rect.w - 2, h: rect.h - HEAD - 2 };
       const parts = squarify(inner.map((one) => one.nbytes), frame).map((one, at) => cell(inner[at], one, colour));
       const place = { left: `${rect.x}px`, top: `${rect.y}px`, width: `${rect.w - 2}px`, height: `${rect.h - 2}px` };

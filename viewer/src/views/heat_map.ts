@@ -45,7 +45,8 @@ function picture(found: Slice): HTMLElement {
   canvas.getContext("2d")!.putImageData(image, 0, 0);
   canvas.style.aspectRatio = `${Math.max(1, Math.min(8, columns / rows))}`;
   const said = h("output", { class: "said" });
-  const every = rowStep > 1 || columnStep > 1 ? ` Shown is every ${ordinal(rowStep)} row and every ${ordinal(columnStep)} column.` : "";
+  const steps = [rowStep > 1 && `every ${ordinal(rowStep)} row`, columnStep > 1 && `every ${ordinal(columnStep)} column`].filter(Boolean);
+  const every = steps.length ? ` Shown is ${steps.join(" and ")}.` : "";
   const hint = `${rows.toLocaleString("en")} × ${columns.toLocaleString("en")} cells.${every} Point at a cell for its value${isReport ? "" : ", click to look closer"}.`;
   said.textContent = hint;
   const cellAt = (event: MouseEvent): [number, number] => {

@@ -122,7 +122,7 @@ function charts(run: Run, good: Step[], chosen: { metric: string; axis: string }
       "div",
       { class: "charts" },
       metric !== undefined && lines(metric, axis, [{ label: metric, values: ordered.map((one) => drawable(one.metrics[metric])) }], key),
-      lines("size", axis, [{ label: "size", values: ordered.map((one) => one.nbytes), text: size, fromZero: true }], key),
+      lines("size", axis, [{ label: "size", values: ordered.map((one) => one.nbytes), text: size, fromZero: true, isBytes: true }], key),
       lines(
         "duration and time blocked",
         axis,

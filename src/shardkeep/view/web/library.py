@@ -18,7 +18,6 @@ from shardkeep.storage.shelf import LocalShelf
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.steps import parse_step
 from shardkeep.translate.opening import format_of
-from shardkeep.view.opening import opened_checkpoint
 from shardkeep.view.web.kept_open import KeptOpen
 
 _AT = re.compile(r"(\d{1,4})(?:/([a-z0-9-]{1,40}))?", re.ASCII)
@@ -43,8 +42,18 @@ class Library:
     def __init__(self, paths: Sequence[Path]) -> None:
         if not paths:
             raise InvalidError("name a run or a checkpoint to look at")
-        self.places = [_place(str(at), path) for at, path in enumerate(paths)]
         self._open = KeptOpen()
+        self.places = [self._place(str(at), path) for at, path in enumerate(paths)]
+
+    def _place(self, id: str, path: Path) -> Place:
+        if not path.exists():
+            raise NotFoundError(f"{path} is not there; check the path")
+        whole = path.resolve()
+        if path.is_dir() and format_of(path) is None:
+            return Place(id, whole, "run")
+        # Else a mistake would show only in the browser.
+        with self._open.lease(whole):
+            return Place(id, whole, "checkpoint")
 
     def place(self, id: str) -> Place:
         """The place of this number."""
@@ -85,14 +94,3 @@ class Library:
     def close(self) -> None:
         """Let go of all files."""
         self._open.close()
-
-
-def _place(id: str, path: Path) -> Place:
-    if not path.exists():
-        raise NotFoundError(f"{path} is not there; check the path")
-    whole = path.resolve()
-    if path.is_dir() and format_of(path) is None:
-        return Place(id, whole, "run")
-    # Else a mistake would show only in the browser.
-    with opened_checkpoint(path):
-        return Place(id, whole, "checkpoint")
