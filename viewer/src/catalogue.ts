@@ -42,9 +42,13 @@ export function opens(step: Step): boolean {
 
 /** The one that is meant when nothing is said: the newest. */
 export function newest(catalogue: Catalogue): string {
-  const known = checkpoints(catalogue);
+  return (wholeOnes(catalogue).at(-1) ?? checkpoints(catalogue).at(-1))?.at ?? "";
+}
+
+/** Those that nothing is known to be wrong with. */
+export function wholeOnes(catalogue: Catalogue): Chosen[] {
   const damaged = new Set(catalogue.runs.flatMap((run) => run.steps.filter((one) => one.state === "damaged").map((one) => one.at)));
-  return (known.findLast((one) => !damaged.has(one.at)) ?? known.at(-1))?.at ?? "";
+  return checkpoints(catalogue).filter((one) => !damaged.has(one.at));
 }
 
 export function titleOf(catalogue: Catalogue, at: string): string {

@@ -183,7 +183,9 @@ class Shares:
 
     def boxes_of(self, rank: int) -> list[tuple[TensorRecord, Box]]:
         """What a rank holds of each tensor."""
-        return [(record, box) for record, layout in self.layouts for box in layout.boxes_of(rank)]
+        distinct = {id(layout): layout for _, layout in self.layouts}
+        known = {name: layout.boxes_of(rank) for name, layout in distinct.items()}
+        return [(record, box) for record, layout in self.layouts for box in known[id(layout)]]
 
 
 def share_out(
@@ -195,7 +197,7 @@ def share_out(
     stages = stages_of(records, axes[_STAGES]) if staged else [None] * len(records)
     meshes = _Meshes(axes, staged)
     layouts = [
-        (record, Layout.on_mesh(record.shape, meshes.at(stage), meshes.placements(record, rules)))
+        (record, meshes.layout(record, stage, rules))
         for record, stage in zip(records, stages, strict=True)
     ]
     cutting = [
@@ -215,6 +217,7 @@ class _Meshes:
         self.whole = np.arange(math.prod(axes.values())).reshape(tuple(axes.values()))
         self._at = list(axes).index(_STAGES) if staged else None
         self._known: dict[int | None, Mesh] = {}
+        self._layouts: dict[tuple[tuple[int, ...], int | None, str], Layout] = {}
 
     def at(self, stage: int | None) -> Mesh:
         """The ranks of a stage; None for all, those of the stages side by side."""
@@ -231,8 +234,17 @@ class _Meshes:
             ranks = ranks[None]
         return Mesh(ranks.shape, tuple(ranks.reshape(-1).tolist()))
 
-    def placements(self, record: TensorRecord, rules: Sequence[Rule]) -> tuple[Placement, ...]:
-        return (Replicate(), *placements_of(record, self._axes, rules))
+    def layout(self, record: TensorRecord, stage: int | None, rules: Sequence[Rule]) -> Layout:
+        """Who holds what of a tensor; the same object for many alike."""
+        alike = record.shape, stage, "" if _is_for_all(rules) else record.key
+        if alike not in self._layouts:
+            placements = (Replicate(), *placements_of(record, self._axes, rules))
+            self._layouts[alike] = Layout.on_mesh(record.shape, self.at(stage), placements)
+        return self._layouts[alike]
+
+
+def _is_for_all(rules: Sequence[Rule]) -> bool:
+    return all(rule.pattern == "*" for rule in rules)
 
 
 def _alike(shape: tuple[int, ...], cutting: Sequence[int]) -> list[tuple[int, ...]]:

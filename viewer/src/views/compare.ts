@@ -1,7 +1,7 @@
 // What changed from one checkpoint to the other? By module and by tensor, largest first.
 import type { Changes, Checkpoint, Num } from "../answers";
 import { answered, canAnswer, get, isReport } from "../api";
-import { type Catalogue, checkpoints, titleOf } from "../catalogue";
+import { type Catalogue, checkpoints, titleOf, wholeOnes } from "../catalogue";
 import { card, choice, facts, h, notice, replace, waiting } from "../dom";
 import { problem, type Shown } from "../main";
 import { go, here, note } from "../route";
@@ -18,7 +18,7 @@ export async function compareView({ catalogue, query, signal }: Shown): Promise<
   const known = isReport ? answered("compare").map((pair) => [pair.a, pair.b]) : [];
   const all = checkpoints(catalogue).map((one) => one.at);
   const b = query.b || (isReport ? (known[0]?.[1] ?? "") : query.at);
-  const a = query.a || (isReport ? (known[0]?.[0] ?? "") : before(catalogue, all, b));
+  const a = query.a || (isReport ? (known[0]?.[0] ?? "") : before(catalogue, b));
   const page = h("div", { class: "page" });
   const title = h("div", { class: "title" }, h("h1", {}, "Compare"));
   page.append(title);
@@ -59,9 +59,9 @@ export async function compareView({ catalogue, query, signal }: Shown): Promise<
 }
 
 /** The checkpoint before, or the first other one. */
-function before(catalogue: Catalogue, all: string[], b: string): string {
-  const at = all.indexOf(b);
-  return all[at - 1] ?? checkpoints(catalogue).find((one) => one.at !== b)?.at ?? "";
+function before(catalogue: Catalogue, b: string): string {
+  const all = wholeOnes(catalogue).map((one) => one.at);
+  return all[all.indexOf(b) - 1] ?? all.find((at) => at !== b) ?? "";
 }
 
 function pickers(catalogue: Catalogue, a: string, b: string): HTMLElement[] {

@@ -24,8 +24,9 @@ _MOST_KNOWN = 32
 class Answers:
     """Answers questions about what was opened; several threads may ask."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, *, slice_side: int = 256) -> None:
         self._library = library
+        self._slice_side = slice_side
         # One after the other: each reads with all cores.
         self._reading = threading.Lock()
         self._known: OrderedDict[tuple[str, ...], bytes] = OrderedDict()
@@ -82,7 +83,7 @@ class Answers:
         from shardkeep.view.web.values_page import slice_page
 
         with self._library.checkpoint(_text(query, "at")) as opened, self._reading:
-            return _json(slice_page(opened, _text(query, "key"), query))
+            return _json(slice_page(opened, _text(query, "key"), query, most=self._slice_side))
 
     def _compare(self, query: Query) -> bytes:
         from shardkeep.view.web.compare_page import compare_page

@@ -15,7 +15,7 @@ from shardkeep.manifest import MANIFEST_NAME
 from shardkeep.transfer.opened import Opened
 from shardkeep.view.opening import opened_checkpoint
 
-_MOST = 4
+_MOST = 8
 
 Stamp = tuple[int, ...]
 

@@ -21,6 +21,8 @@ from shardkeep.view.web.library import Library
 from shardkeep.view.web.report_questions import Question, questions_of
 
 _STATIC = Path(__file__).parent / "static"
+# Values hardly get smaller when they are packed.
+_SLICE_SIDE = 64
 
 
 def write_report(paths: list[Path], target: Path) -> int:
@@ -29,7 +31,7 @@ def write_report(paths: list[Path], target: Path) -> int:
         raise InvalidError(f"{target} is a folder: name the file, such as {target / 'run.html'}")
     library = Library(paths)
     try:
-        said = answer_all(Answers(library), library)
+        said = answer_all(Answers(library, slice_side=_SLICE_SIDE), library)
     finally:
         library.close()
     page = report_page(" and ".join(one.name for one in library.places), said)

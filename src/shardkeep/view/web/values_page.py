@@ -85,10 +85,8 @@ class _Axis:
         return self.start + self.step * (self.count - 1) + 1
 
 
-def slice_page(
-    opened: Opened, key: str, asked: Mapping[str, str], *, most: int = 256
-) -> dict[str, Any]:
-    """Cells of two dims at an index of the others; of many cells each n-th of a dim."""
+def slice_page(opened: Opened, key: str, asked: Mapping[str, str], *, most: int) -> dict[str, Any]:
+    """Cells of two dims at an index of the others; of more than `most` along a dim each n-th."""
     record = opened.manifest.tensor(key)
     shape = record.shape or (1,)
     if 0 in shape:

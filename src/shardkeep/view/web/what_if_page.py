@@ -22,6 +22,7 @@ from shardkeep.view.keys import keys_of
 from shardkeep.view.pieces import core_count
 
 _MOST_RANKS = 16
+_MOST_PLANNED = 200_000
 _MOST_RANGES = 400
 
 
@@ -35,7 +36,7 @@ def what_if_page(
     threads = core_count()
     planned: list[RanksCost] = []
     readers: list[dict[str, Any]] = []
-    for ranks in shares.chosen(_MOST_RANKS):
+    for ranks in shares.chosen(_most_ranks(len(keys))):
         plans, wanted = _plan(opened, shares, ranks[0], threads)
         cost = cost_of_plans(plans, wanted)
         planned.append(RanksCost(ranks, cost))
@@ -64,6 +65,11 @@ def what_if_page(
         "file_nbytes": list(opened.manifest.files.nbytes),
         "file_names": [opened.manifest.file_name(n) for n in range(len(opened.manifest.files))],
     }
+
+
+def _most_ranks(tensors: int) -> int:
+    """How many ranks are planned: fewer of a checkpoint that takes long to plan for each."""
+    return max(2, min(_MOST_RANKS, _MOST_PLANNED // max(1, tensors)))
 
 
 def _plan(opened: Opened, shares: Shares, rank: int, threads: int) -> tuple[list[FilePlan], int]:
