@@ -16,9 +16,10 @@ PEERS ?= .venv-peers
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.shardkeep-ready
+CHROMIUM := $(VENV)/.shardkeep-browser
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-quick bench-tools torture torture-peers docs clean
+.PHONY: help demo test lint bench bench-quick bench-tools torture torture-peers docs viewer viewer-pictures clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,7 +27,7 @@ help: ## show this list
 demo: $(READY) ## train, kill a worker, resume on other processes, compare the losses (2 minutes)
 	$(BIN)/python examples/demo.py
 
-test: $(READY) ## all tests and the examples in docstrings
+test: $(READY) $(CHROMIUM) ## all tests and the examples in docstrings
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(READY) ## style, format, types, and which folder may import which
@@ -61,6 +62,12 @@ docs: $(READY) ## build the site into build/site, without a network, and run the
 	$(BIN)/python -m pytest tests/docs $(PYTEST_ARGS)
 	@echo "open build/site/index.html"
 
+viewer: ## build the viewer's page anew from viewer/, into the package (needs Node.js)
+	cd viewer && npm ci --no-progress && npm run build
+
+viewer-pictures: $(READY) $(CHROMIUM) ## the documentation's pictures of the viewer, by a real browser
+	$(BIN)/python -m tests.viewer.screenshots docs/images
+
 clean: ## remove caches and build products; keeps $(VENV)
 	rm -rf build dist .hypothesis .import_linter_cache .pytest_cache .ruff_cache
 	find src tests benchmarks examples docs -name __pycache__ -type d -prune \
@@ -72,6 +79,15 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt $(PIP_ARGS) torch
 	$(BIN)/python -m pip install -q -c constraints.txt $(PIP_ARGS) -e '.[dev]'
+	@touch $@
+
+# The viewer is tried in a real browser. Where none can be installed, its tests say so and are skipped.
+$(CHROMIUM): $(READY)
+	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+		command -v $$name >/dev/null && exit; done; false \
+		|| { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+			&& apt-get install -qq -y --no-install-recommends chromium >/dev/null 2>&1; } \
+		|| echo "no Chromium here: the viewer's tests in a browser are skipped"
 	@touch $@
 
 # Other libraries, which the project itself does not need, in an environment of their own.

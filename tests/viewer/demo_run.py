@@ -18,7 +18,8 @@ import torch
 from shardkeep.layouts import Layout, Mesh, Replicate, Split
 from shardkeep.storage import LocalStorage
 from shardkeep.transfer.council import StoreCouncil
-from shardkeep.transfer.save import SaveOutcome, Timings, run_save
+from shardkeep.transfer.save import SaveOutcome, run_save
+from shardkeep.transfer.timings import Timings
 from tests.transfer.worlds import Laid, all_well, kept_by, options, run_ranks
 
 KEEP = {"last": 3, "every": 200, "best": ["loss", "min", 1]}

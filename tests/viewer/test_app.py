@@ -72,8 +72,9 @@ def test_this_machine_by_any_of_its_names_is_answered(known, host):
     assert known.get("/api/home", headers={"host": host}).status_code == 200
 
 
-def test_another_sites_page_cannot_ask(known):
-    response = known.get("/api/home", headers={"sec-fetch-site": "cross-site"})
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_another_sites_page_cannot_ask(known, site):
+    response = known.get("/api/home", headers={"sec-fetch-site": site})
     assert response.status_code == 403
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, cast
 
+import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shardkeep.boxes import Box
 from shardkeep.manifest import Manifest, TensorRecord, parse_file_name
 from shardkeep.transfer.lazy import Checkpoint, TensorInfo
 from shardkeep.transfer.steps import RUN_KEY, decode_metrics
@@ -190,13 +190,14 @@ def _colour(number: int) -> str:
 
 def _drawn(info: TensorInfo, number_of: Mapping[str, int]) -> Text:
     """The tensor as a rectangle; deeper dims at their first index."""
+    holders = _Holders(info)
     sides = (*info.shape, 1, 1)[:2]
     rows, columns = min(sides[0], _PICTURE_ROWS), min(sides[1], _PICTURE_COLUMNS)
     text = Text(no_wrap=True)
     for y in range(rows):
         text.append("\n" if y else "")
         cells = [(y * sides[0] // rows, x * sides[1] // columns) for x in range(columns)]
-        for file, same in groupby(cells, key=lambda cell: _holder(info, cell)):
+        for file, same in groupby(cells, key=holders.at):
             number = number_of[file] if file is not None else 0
             sign = "?" if file is None else _SIGNS[number % 36]
             text.append(sign * len(list(same)), style=_colour(number))
@@ -206,11 +207,21 @@ def _drawn(info: TensorInfo, number_of: Mapping[str, int]) -> Text:
 _SIGNS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-def _holder(info: TensorInfo, cell: Sequence[int]) -> str | None:
-    ndim = len(info.shape)
-    point = (*cell, *[0] * ndim)[:ndim]
-    wanted = Box(point, tuple(at + 1 for at in point))
-    return next((file for box, file in info.chunks if box.contains(wanted)), None)
+class _Holders:
+    """Which file holds a cell? All boxes are looked at in one go: there may be thousands."""
+
+    def __init__(self, info: TensorInfo) -> None:
+        self._info = info
+        sides = (len(info.chunks), len(info.shape))
+        self._starts = np.array([box.start for box, _ in info.chunks], np.int64).reshape(sides)
+        self._stops = np.array([box.stop for box, _ in info.chunks], np.int64).reshape(sides)
+
+    def at(self, cell: Sequence[int]) -> str | None:
+        """The file of the cell; further dims are at their first index."""
+        ndim = len(self._info.shape)
+        point = np.array((*cell, *[0] * ndim)[:ndim], np.int64)
+        inside = ((self._starts <= point) & (point < self._stops)).all(axis=1)
+        return self._info.chunks[int(inside.argmax())][1] if inside.any() else None
 
 
 def changes_table(changes: Sequence[Change]) -> Table:

@@ -33,7 +33,6 @@ export function tensorPicker(checkpoint: Checkpoint, key: string, change: (key: 
   });
   const all = new Set(keys);
   const suggest = (): void => {
-    if (all.has(input.value)) return choose();
     const fits = matcher(input.value);
     const found: HTMLOptionElement[] = [];
     for (const one of keys) {

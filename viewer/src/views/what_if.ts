@@ -113,7 +113,7 @@ function matrixCard(found: WhatIf, open: (reader: Reader) => void): HTMLElement 
         const read = one.reads.find((each) => each.file === file);
         const part = read ? Math.min(1, read.nbytes / (found.file_nbytes[file] || 1)) : 0;
         const says = read ? `${size(read.nbytes)} of ${size(found.file_nbytes[file])} in ${count(read.requests, "request")}` : "not read";
-        return h("td", { class: "fill", title: says, "aria-label": says }, h("i", { style: { width: `${100 * part}%` } }));
+        return h("td", { class: "fill", title: says, "aria-label": says }, part > 0 && h("i", { style: { width: `${100 * part}%` } }));
       }),
     ),
   );

@@ -27,8 +27,9 @@ class Answers:
     def __init__(self, library: Library, *, slice_side: int = 256) -> None:
         self._library = library
         self._slice_side = slice_side
-        # One after the other: each reads with all cores.
+        # One after the other: each reads with all cores. What takes long stands in nobody's way.
         self._reading = threading.Lock()
+        self._comparing = threading.Lock()
         self._known: OrderedDict[tuple[str, ...], bytes] = OrderedDict()
         self._pages: dict[str, Callable[[Query], bytes]] = {
             "home": self._home,
@@ -91,7 +92,7 @@ class Answers:
         at, other = _text(query, "a"), _text(query, "b")
         pattern = query.get("key") or None
         library = self._library
-        with library.checkpoint(at) as a, library.checkpoint(other) as b, self._reading:
+        with library.checkpoint(at) as a, library.checkpoint(other) as b, self._comparing:
             ids = (a.manifest.save_id, b.manifest.save_id)
             return self._once(
                 ("compare", at, other, *ids, pattern or ""), lambda: compare_page(a, b, pattern)
@@ -108,7 +109,7 @@ class Answers:
     def _drift(self, query: Query) -> bytes:
         from shardkeep.view.web.compare_page import drift_page
 
-        with self._reading:
+        with self._comparing:
             return _json(drift_page(self._library, _text(query, "run"), _text(query, "key")))
 
     def _what_if(self, query: Query) -> bytes:

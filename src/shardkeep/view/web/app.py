@@ -43,6 +43,8 @@ _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+# Another port of this machine is the same site to a browser.
+_OTHERS = frozenset({"cross-site", "same-site"})
 _HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _STATUS: dict[type[ShardkeepError], int] = {
     NotFoundError: 404,
@@ -93,7 +95,7 @@ class _Gate:
         host = request.headers.get("host", "").lower()
         if host.rpartition(":")[0] not in _HOSTS and host not in _HOSTS:
             return _plain("the viewer answers to 127.0.0.1 and localhost only\n", 403)
-        if request.headers.get("sec-fetch-site") == "cross-site" and request.url.path != "/":
+        if request.headers.get("sec-fetch-site") in _OTHERS and request.url.path != "/":
             return _plain("the viewer answers to its own pages only\n", 403)
         given = request.query_params.get("token")
         if given is not None and request.url.path == "/" and self._is_token(given):

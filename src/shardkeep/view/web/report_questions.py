@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from shardkeep.errors import ShardkeepError
+from shardkeep.errors import NotFoundError, ShardkeepError
 from shardkeep.view.web.library import Library
 
 _TILINGS = 2000
@@ -67,10 +67,11 @@ def questions_of(library: Library, ask: Ask) -> None:
 
 
 def _run(run: str, ask: Ask) -> None:
-    steps = _decoded(ask(question("run", run=run)))["steps"]
+    page = _decoded(ask(question("run", run=run)))
+    steps = page["steps"]
     good = [one["at"] for one in steps if one["state"] == "committed"]
     if not good:
-        return
+        raise NotFoundError(f"{page['path']} holds no committed checkpoint to report on")
     drifting = _checkpoint(good[-1], ask, [])
     for at in dict.fromkeys([good[0], *good[-2:-1]]):
         if at != good[-1]:
@@ -78,7 +79,7 @@ def _run(run: str, ask: Ask) -> None:
             _compare(at, good[-1], ask)
     if len(good) > 1:
         for key in drifting[:_DRIFTS]:
-            ask(question("drift", run=run, key=key))
+            _try(ask, question("drift", run=run, key=key))
 
 
 def _checkpoint(at: str, ask: Ask, also: Sequence[str]) -> list[str]:
@@ -87,20 +88,24 @@ def _checkpoint(at: str, ask: Ask, also: Sequence[str]) -> list[str]:
     sizes = dict(zip(tensors["keys"], tensors["nbytes"], strict=True))
     keys = sorted(sizes, key=lambda key: (-sizes[key], key))
     for key in keys[:_TILINGS]:
-        ask(question("tensor", at=at, key=key))
+        _try(ask, question("tensor", at=at, key=key))
     shown = dict.fromkeys([*(key for key in also if key in sizes), *keys])
     for key in list(shown)[:_VALUES]:
         _values(at, key, ask)
     for mesh in _FEW_MESHES if len(keys) > _MANY_TENSORS else _MESHES:
-        ask(question("what-if", at=at, mesh=mesh))
+        _try(ask, question("what-if", at=at, mesh=mesh))
     return keys[:_VALUES]
 
 
 def _values(at: str, key: str, ask: Ask) -> None:
-    # A damaged block leaves the rest of the report to be written.
+    _try(ask, question("values", at=at, key=key))
+    _try(ask, question("slice", at=at, key=key))
+
+
+def _try(ask: Ask, question: Question) -> None:
+    """Ask; what is damaged leaves the rest of the report to be written."""
     with suppress(ShardkeepError):
-        ask(question("values", at=at, key=key))
-        ask(question("slice", at=at, key=key))
+        ask(question)
 
 
 def _compare(a: str, b: str, ask: Ask) -> None:
@@ -110,7 +115,7 @@ def _compare(a: str, b: str, ask: Ask) -> None:
     with suppress(ShardkeepError):
         changes = _decoded(ask(question("compare", a=a, b=b)))
         for key in changes["keys"][:_CHANGES]:
-            ask(question("spread", a=a, b=b, key=key))
+            _try(ask, question("spread", a=a, b=b, key=key))
 
 
 def _decoded(answer: bytes) -> Any:
