@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from shardkeep.errors import InvalidError, NotFoundError
+from shardkeep.errors import InvalidError, NotFoundError, UnsupportedError
 from shardkeep.storage.shelf import LocalShelf
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.steps import parse_step
 from shardkeep.translate.opening import format_of
+from shardkeep.view.places import place_of
 from shardkeep.view.web.kept_open import KeptOpen
 
 _AT = re.compile(r"(\d{1,4})(?:/([a-z0-9-]{1,40}))?", re.ASCII)
@@ -46,6 +47,12 @@ class Library:
         self.places = [self._place(str(at), path) for at, path in enumerate(paths)]
 
     def _place(self, id: str, path: Path) -> Place:
+        url = place_of(path)
+        if isinstance(url, str):
+            raise UnsupportedError(
+                f"{url}: the viewer opens local paths only; `shardkeep copy {url} DEST` brings a "
+                "checkpoint here, and ls, show, diff and explain take URLs"
+            )
         if not path.exists():
             raise NotFoundError(f"{path} is not there; check the path")
         whole = path.resolve()
