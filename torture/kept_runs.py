@@ -218,14 +218,14 @@ class KeptRuns(RuleBasedStateMachine):
                 returned = True
             except (ShardkeepError, OSError):
                 returned = False
-        committed = (self.run.path_of(step) / MANIFEST_NAME).exists()
+        committed = (Path(self.run.path_of(step)) / MANIFEST_NAME).exists()
         assert committed or not returned
         if committed:
             self.steps[step] = "whole"
-        elif self.run.path_of(step).exists():
+        elif Path(self.run.path_of(step)).exists():
             self.half_written.add(step)
         # It may have come as far as to remove some of what goes; nothing else may be gone.
-        gone = {one for one in self.steps if not self.run.path_of(one).exists()}
+        gone = {one for one in self.steps if not Path(self.run.path_of(one)).exists()}
         assert gone <= self._droppable() if committed else not gone, gone
         self._drop(gone)
         self.restart("fallback")
@@ -236,7 +236,7 @@ class KeptRuns(RuleBasedStateMachine):
         whole = [step for step, condition in self.steps.items() if condition == "whole"]
         # The newest more often: what is restored turns on it.
         step = data.draw(st.sampled_from([max(whole), max(whole), *whole]))
-        done = _damage(data, self.run.path_of(step))
+        done = _damage(data, Path(self.run.path_of(step)))
         self.steps[step] = {"nothing": "whole", "flip": "flipped"}.get(done, "broken")
 
     @rule(on_damage=st.sampled_from(["fallback", "raise"]))

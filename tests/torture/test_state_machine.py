@@ -10,7 +10,7 @@ from shardkeep import checkpoint
 from shardkeep.plan.retention import Retention
 from shardkeep.state.staging import Stager
 from shardkeep.transfer import prune, read
-from shardkeep.transfer.choose import _Chooser
+from shardkeep.transfer.choose import Chooser
 from shardkeep.transfer.save import _Save
 from torture.state_machine import run_batch
 
@@ -63,13 +63,13 @@ def removes_the_old_files_before_the_commit() -> Any:
 
 
 def passes_over_damage_without_being_told() -> Any:
-    newest = _Chooser._newest
+    newest = Chooser._newest
 
-    def lenient(self: _Chooser) -> Any:
+    def lenient(self: Chooser) -> Any:
         self._wish = replace(self._wish, on_damage="fallback")
         return newest(self)
 
-    return patch.object(_Chooser, "_newest", lenient)
+    return patch.object(Chooser, "_newest", lenient)
 
 
 @pytest.mark.parametrize(
