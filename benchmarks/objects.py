@@ -1,6 +1,6 @@
 """How fast are checkpoints saved to an object store and loaded from it, beside DCP and the limit?
 
-    python -m benchmarks.objects [--quick] [words of a workload ...]
+    python -m benchmarks.objects [--quick] [--once] [words of a workload ...]
 
 The store is a SeaweedFS on this machine, so that clients and server share its cores; all contenders
 meet the same one, turn by turn. DCP writes and reads by fsspec (s3fs). The limit is obstore alone:
@@ -33,6 +33,7 @@ from benchmarks.ranks import on_ranks
 from benchmarks.state_dicts import Shapes, describe, many_small, transformer
 from benchmarks.stored_states import Placing, State, locals_of, make, require_equal
 from benchmarks.turns import Span
+from shardkeep.transfer.share import Share
 from torture.object_servers import BUCKET, S3Server, cannot_serve, seaweedfs
 
 RANKS = 4
@@ -46,12 +47,14 @@ Spans = dict[tuple[str, str], list[Span]]
 class Shardkeep:
     server: S3Server
     name: str = "shardkeep"
+    share: Share = "auto"
 
     def save(self, state: State, path: str) -> None:
         sk.save(state, sk.ObjectStorage(self.server.url(path), **self.server.options))
 
     def load(self, state: State, path: str) -> None:
-        sk.load(sk.ObjectStorage(self.server.url(path), **self.server.options), into=state)
+        storage = sk.ObjectStorage(self.server.url(path), **self.server.options)
+        sk.load(storage, into=state, share=self.share)
 
 
 @dataclass(frozen=True)
@@ -171,9 +174,9 @@ class Figures:
     fastest: float
 
 
-def workloads(quick: bool) -> list[Workload]:
+def workloads(quick: bool, once: bool) -> list[Workload]:
     big = transformer(layers=5 if quick else 24)
-    turns = 1 if quick else 3
+    turns = 1 if quick or once else 3
     return [
         Workload("large", big, repetitions=turns),
         Workload("small", many_small(1000 if quick else 5000), repetitions=turns),
@@ -190,12 +193,14 @@ def run(workload: Workload, server: S3Server) -> list[Figures]:
 
 
 def _contenders(server: S3Server) -> list[Any]:
-    return [Shardkeep(server), DcpFsspec(server), Plain(server)]
+    alone = Shardkeep(server, "shardkeep, share none", "none")
+    return [Shardkeep(server), alone, DcpFsspec(server), Plain(server)]
 
 
 def _in_turn(server: S3Server, turn: int) -> list[Any]:
     made = _contenders(server)
-    return made[turn % 3 :] + made[: turn % 3]
+    first = turn % len(made)
+    return made[first:] + made[:first]
 
 
 def _path(workload: Workload, contender: Any, turn: int) -> str:
@@ -294,6 +299,7 @@ def show(figures: Sequence[Figures], console: Console) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.objects")
     parser.add_argument("--quick", action="store_true", help="256 MiB instead of 1 GiB, once")
+    parser.add_argument("--once", action="store_true", help="one repetition instead of three")
     parser.add_argument("words", nargs="*", help="only workloads that have one of these words")
     options = parser.parse_args()
     if reason := cannot_serve():
@@ -301,7 +307,7 @@ def main() -> None:
     console = Console(width=None if Console().is_terminal else 120)
     figures: list[Figures] = []
     with seaweedfs() as server:
-        for workload in workloads(options.quick):
+        for workload in workloads(options.quick, options.once):
             if not options.words or any(word in workload.name for word in options.words):
                 figures += run(workload, server)
     show(figures, console)
