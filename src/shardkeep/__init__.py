@@ -21,8 +21,6 @@ if TYPE_CHECKING:
         SaveResult as SaveResult,
         explain as explain,
         explain_save as explain_save,
-        export_checkpoint as export_checkpoint,
-        import_checkpoint as import_checkpoint,
         load as load,
         open as open,
         prune as prune,
@@ -47,6 +45,10 @@ if TYPE_CHECKING:
         StorageError as StorageError,
         UnsupportedError as UnsupportedError,
         VersionError as VersionError,
+    )
+    from shardkeep.interchange import (
+        export_checkpoint as export_checkpoint,
+        import_checkpoint as import_checkpoint,
     )
     from shardkeep.layouts import (
         Layout as Layout,
@@ -258,12 +260,12 @@ else:
             "draw_layout": "shardkeep.sharded.picture",
             "explain": "shardkeep.checkpoint",
             "explain_save": "shardkeep.checkpoint",
-            "export_checkpoint": "shardkeep.checkpoint",
+            "export_checkpoint": "shardkeep.interchange",
             "flatten_sharded_tensors": "shardkeep.state.nested",
             "flatten_state_dict": "shardkeep.state.flatten",
             "gather_state_dict": "shardkeep.state.gather",
             "get_element": "shardkeep.state.paths",
-            "import_checkpoint": "shardkeep.checkpoint",
+            "import_checkpoint": "shardkeep.interchange",
             "infer_sharding_spec": "shardkeep.sharded.specs",
             "init_from_local_shards": "shardkeep.sharded.factories",
             "iterate_state_dict": "shardkeep.state.iterate",

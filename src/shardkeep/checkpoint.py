@@ -34,9 +34,7 @@ from shardkeep.transfer.replicas import CheckReplicas
 from shardkeep.transfer.restore import LoadOptions, LoadReport, OpenSource, build, restore
 from shardkeep.transfer.save import SaveOptions, Timings, run_save
 from shardkeep.transfer.share import Share, Sharing, check_share, sharing_of
-from shardkeep.translate.exporting import ExportFormat, ExportReport, export
-from shardkeep.translate.importing import Wishes, imported
-from shardkeep.translate.opening import local_path, open_source
+from shardkeep.translate.opening import open_source
 
 Path = str | os.PathLike[str] | Storage
 SnapshotKind = Literal["copy", "fork"]
@@ -116,9 +114,9 @@ def save_now(
     """As `save`; with `hosts`, the path is on a disk that only the ranks of one host see."""
     council = council_of(group, act="save", timeout=timeout)
     with Meter("saving", progress, show=council.me == council.chair) as meter:
-        with _told(council, "save (plan)"):
-            options = _save_options(overwrite, threads, check_replicas, metadata, meter, hosts)
-        return _run(lambda: keep_state(state), path, durable, council, options, Timings())
+        with heard_by_all(council, "save (plan)"):
+            options = checked_options(overwrite, threads, check_replicas, metadata, meter, hosts)
+        return run_here(lambda: keep_state(state), path, durable, council, options, Timings())
 
 
 def save_async(
@@ -179,8 +177,8 @@ def begin_save(
     # First of all: a rank that raises before it would be one act behind the others for ever.
     council, timings = council_of(group, act="save", timeout=timeout), Timings()
     meter = Meter("saving", progress, show=False)
-    with _told(council, "save (stage)"):
-        options = _save_options(overwrite, threads, check_replicas, metadata, meter, hosts)
+    with heard_by_all(council, "save (stage)"):
+        options = checked_options(overwrite, threads, check_replicas, metadata, meter, hosts)
         if snapshot not in ("copy", "fork"):
             raise InvalidError(f"snapshot is 'copy' or 'fork', got {snapshot!r}")
         _background.raise_unseen()
@@ -190,7 +188,7 @@ def begin_save(
 
     def act() -> SaveResult:
         with taken:
-            result = _run(lambda: kept, path, durable, council, options, timings)
+            result = run_here(lambda: kept, path, durable, council, options, timings)
         after(result)
         return result
 
@@ -203,7 +201,7 @@ _stager = Stager()
 
 
 @contextmanager
-def _told(council: Council, phase: str) -> Generator[None]:
+def heard_by_all(council: Council, phase: str) -> Generator[None]:
     """What goes wrong on this rank alone is heard by all, so that nobody waits for it."""
     try:
         yield
@@ -227,7 +225,7 @@ def _staged(state: Any, kind: SnapshotKind, timings: Timings) -> tuple[KeptState
     return replace(kept, memory=snapshot.tree), snapshot
 
 
-def _run(
+def run_here(
     keep: Callable[[], KeptState],
     path: Path,
     durable: bool,
@@ -267,7 +265,7 @@ def _name_of(path: Path) -> str:
 
 
 @contextmanager
-def _source(path: Path) -> Generator[Opened]:
+def source_at(path: Path) -> Generator[Opened]:
     """The checkpoint at a path, as it is now."""
     opened = open_source(path)
     try:
@@ -277,7 +275,7 @@ def _source(path: Path) -> Generator[Opened]:
             opened.storage.close()
 
 
-def _save_options(
+def checked_options(
     overwrite: bool,
     threads: int,
     check_replicas: CheckReplicas,
@@ -285,6 +283,7 @@ def _save_options(
     meter: Meter,
     hosts: Hosts | None = None,
 ) -> SaveOptions:
+    """How to save, once all of it makes sense."""
     if threads < 1:
         raise InvalidError(f"threads must be at least 1, got {threads}")
     if check_replicas not in ("sample", "all", "none"):
@@ -325,13 +324,13 @@ def load(
     if into is None:
         with Meter("loading", progress, show=True) as meter:
             options = LoadOptions(keys, strict, cast, verify, threads, _device(device), meter)
-            return build(lambda: _source(path), RankGroup.of(group).me, options)
+            return build(lambda: source_at(path), RankGroup.of(group).me, options)
 
     def make_sharing(council: Council, opened: Opened) -> Sharing | None:
         return sharing_of(share, opened.storage, council, group, timeout=timeout)
 
     return load_from(
-        lambda: _source(path),
+        lambda: source_at(path),
         into,
         make_sharing,
         keys=keys,
@@ -364,96 +363,10 @@ def load_from(
     """As `load` with `into`, from wherever `open_source` says; ranks may share what they read."""
     council = council_of(group, act="load", timeout=timeout)
     with Meter("loading", progress, show=council.me == council.chair) as meter:
-        with _told(council, "load"):
+        with heard_by_all(council, "load"):
             options = LoadOptions(keys, strict, cast, verify, threads, _device(device), meter)
         return restore(
             open_source, into, council, options, lambda opened: make_sharing(council, opened)
-        )
-
-
-def import_checkpoint(
-    source: str | os.PathLike[str],
-    path: Path,
-    *,
-    keys: Sequence[str] | None = None,
-    rename: Callable[[str], str | None] | None = None,
-    under: str = "",
-    verify: bool = True,
-    overwrite: bool = False,
-    durable: bool = True,
-    timeout: float = TIMEOUT,
-    threads: int = THREADS,
-    metadata: Mapping[str, Json] | None = None,
-    group: Any = None,
-    progress: Progress | None = None,
-) -> SaveResult:
-    """Save at `path` what another format holds: DCP, Hugging Face, safetensors, torch.save.
-
-    SPMD over the ranks of `group`, who share the work. `keys` are glob patterns of dotted paths.
-    `rename` is given each of these, and makes one flat dict of the new names; None leaves one out.
-    `under` puts everything below a key, such as `model`. Nothing of the source is unpickled freely;
-    with `verify` it is compared with the checksums that it has, before anything is written.
-    """
-    council = council_of(group, act="import", timeout=timeout)
-    wishes = Wishes(keys, rename, under, verify)
-    with (
-        Meter("importing", progress, show=council.me == council.chair) as meter,
-        ExitStack() as opened,
-    ):
-        with _told(council, "import"):
-            options = _save_options(overwrite, threads, "none", metadata, meter)
-            found = opened.enter_context(
-                imported(
-                    local_path(source),
-                    wishes,
-                    ranks=council.ranks,
-                    me=council.me,
-                    threads=threads,
-                )
-            )
-            if metadata is None:
-                options = replace(options, metadata=dict(found.metadata))
-        return _run(lambda: found.kept, path, durable, council, options, Timings())
-
-
-def export_checkpoint(
-    path: Path,
-    dest: str | os.PathLike[str],
-    *,
-    to: ExportFormat,
-    keys: Sequence[str] | None = None,
-    prefix: str = "",
-    rename: Callable[[str], str | None] | None = None,
-    dtype: str | None = None,
-    max_shard_nbytes: int = 5 * 10**9,
-    max_memory_nbytes: int = 256 * 2**20,
-    threads: int = THREADS,
-    force: bool = False,
-    verify: bool = True,
-    progress: Progress | None = None,
-) -> ExportReport:
-    """Write what a checkpoint holds to `dest` in another format; one process does it.
-
-    `to` is "hf" (a folder as transformers reads it), "safetensors" (one file), "dcp" or "torch".
-    `prefix` takes what lies below a name, without it: "model." makes a model of a training state.
-    `rename` is given each name that is left; None drops it. `dtype` casts floats. Memory stays
-    within `max_memory_nbytes`. Nothing appears at `dest` before all of it is there.
-    """
-    with _source(path) as opened, Meter("exporting", progress, show=True) as meter:
-        return export(
-            opened,
-            local_path(dest),
-            to=to,
-            meter=meter,
-            keys=keys,
-            prefix=prefix,
-            rename=rename,
-            dtype=dtype,
-            max_shard_nbytes=max_shard_nbytes,
-            max_memory_nbytes=max_memory_nbytes,
-            threads=threads,
-            force=force,
-            verify=verify,
         )
 
 
@@ -471,7 +384,7 @@ def explain(
     path: Path, into: Any, *, keys: Sequence[str] | None = None, threads: int = THREADS
 ) -> LoadExplanation:
     """What loading the checkpoint into `into` would do on this rank; reads no tensor data."""
-    with _source(path) as opened:
+    with source_at(path) as opened:
         return explain_load(opened, into, RankGroup.of().me, keys, threads)
 
 
@@ -480,7 +393,7 @@ def explain_save(
 ) -> SaveExplanation:
     """What saving `state` would write, rank by rank; raises the conflicts a save would. SPMD."""
     council = council_of(group, act="explain", timeout=timeout)
-    with _told(council, "explain"):
+    with heard_by_all(council, "explain"):
         kept = keep_state(state)
     return explain_saving(kept, council, threads)
 

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, ge
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import shardkeep as sk
-from shardkeep import checkpoint
+from shardkeep import interchange
 from shardkeep.integrations.dcp import ShardkeepReader, ShardkeepWriter
 from shardkeep.transfer.progress import Meter
 from shardkeep.translate.dcp_writing import export_dcp
@@ -91,7 +91,7 @@ def _empty(way: str, members: Ranks) -> dict[str, Any]:
 
 def imports(rank: int, world: int, *, source: str, path: str) -> int:
     """How many bytes this rank wrote."""
-    return checkpoint.import_checkpoint(source, path, durable=False).nbytes
+    return interchange.import_checkpoint(source, path, durable=False).nbytes
 
 
 def rank_0_exports(rank: int, world: int, *, source: str, path: str) -> None:

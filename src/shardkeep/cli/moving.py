@@ -224,7 +224,7 @@ def import_(
     json
         Print JSON, for programs.
     """
-    from shardkeep.checkpoint import import_checkpoint
+    from shardkeep.interchange import import_checkpoint
 
     team = this_team()
     place = place_of(source)
