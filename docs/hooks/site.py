@@ -30,8 +30,6 @@ from docs.hooks.sections import (  # noqa: E402
 )
 
 INDEX = "keyword-index.md"
-# Pages that have a place already.
-PLANNED = {"multi-host.md", "object-stores.md", "performance.md", "tiers.md", "viewer.md"}
 # Pages with tables that need all the room.
 WIDE = {"attacks.md", "comparison.md"}
 # Pages that name much and explain little of it.
@@ -42,21 +40,6 @@ _WAYS = {
     "python torchrun=4": "a script: torchrun --nproc-per-node 4",
     "python peers": "a script",
 }
-
-
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Leave out of the navigation what is still to be written."""
-    config.nav = _written(config.nav, Path(config.docs_dir))
-    return config
-
-
-def _written(nav: Any, docs: Path) -> Any:
-    if isinstance(nav, dict):
-        below = {title: _written(one, docs) for title, one in nav.items()}
-        return {title: one for title, one in below.items() if one} or None
-    if isinstance(nav, list):
-        return [kept for one in nav if (kept := _written(one, docs))]
-    return nav if nav not in PLANNED or (docs / nav).exists() else None
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
