@@ -57,6 +57,7 @@ class CopyOnWrite(BackgroundContender):
     """`save_async` of a forked child, which keeps the memory as it was."""
 
     name = COPY_ON_WRITE
+    is_peer = False
 
     def __init__(self) -> None:
         self.foreground = own.Shardkeep()

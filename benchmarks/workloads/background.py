@@ -17,7 +17,11 @@ from statistics import mean
 import torch
 
 from benchmarks.asked import Asked
-from benchmarks.contenders.background import BackgroundContender, background_contenders
+from benchmarks.contenders.background import (
+    COPY_ON_WRITE,
+    BackgroundContender,
+    background_contenders,
+)
 from benchmarks.contenders.own import Shardkeep
 from benchmarks.figures import OURS, Figure
 from benchmarks.places import TMPFS, folder_on, level_the_field, remove
@@ -44,16 +48,30 @@ def run(asked: Asked) -> list[Figure]:
     """First and later saves of all contenders."""
     shapes = large(asked.quick)
     contenders = asked.chosen(background_contenders(asked.quick))
+    samples: Samples = {}
+    notes: dict[str, str] = {}
     with folder_on(TMPFS) as folder:
-        (samples, notes), *_ = on_ranks(
-            1, lambda: _Racer(shapes, folder).run(contenders, asked.turns(3, 2))
-        )
+        for group in _apart(contenders):
+            (found, failed), *_ = on_ranks(
+                1,
+                lambda: _Racer(shapes, folder).run(group, asked.turns(3, 2)),  # noqa: B023
+            )
+            notes |= failed
+            for what, values in found.items():
+                samples.setdefault(what, []).extend(values)
         samples |= _first_saves(contenders, shapes, folder, 2 if not asked.quick else 1, notes)
     made = [Figure(NAME, SETTING, *what, tuple(values)) for what, values in samples.items()]
     return [
         *made,
         *(Figure(NAME, SETTING, LATER, name, (), note=why) for name, why in notes.items()),
     ]
+
+
+def _apart(contenders: Sequence[BackgroundContender]) -> list[list[BackgroundContender]]:
+    """A fork copies the tables of all memory that a process has, that of the others, too."""
+    forks = [one for one in contenders if one.name == COPY_ON_WRITE]
+    others = [one for one in contenders if one.name != COPY_ON_WRITE]
+    return [group for group in (others, forks) if group]
 
 
 def _first_saves(

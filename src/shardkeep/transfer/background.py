@@ -15,7 +15,7 @@ from concurrent.futures import Future, wait
 from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
-_NICENESS = 10
+_NICENESS = 5
 
 
 class Handle(Generic[T]):
