@@ -34,6 +34,12 @@ def places(tmp_path) -> dict[str, Path]:
     return {"slow": tmp_path / "slow", "local": tmp_path / "local"}
 
 
+@pytest.fixture(autouse=True)
+def warnings_are_kept(caplog) -> None:
+    """Whatever other tests have made of the logger."""
+    caplog.set_level(logging.WARNING, logger="shardkeep")
+
+
 def run_of(places: dict[str, Path], **options: Any) -> sk.Checkpointer:
     return sk.Checkpointer(places["slow"], local=places["local"], **options)
 
@@ -136,7 +142,7 @@ def test_a_damaged_local_file_is_read_from_the_slow_tier(places, caplog):
     with run_of(places) as run:
         run.save(1, state_of(1))
     spoil(places["local"] / "step-00000001")
-    with caplog.at_level(logging.WARNING), run_of(places) as run:
+    with run_of(places) as run:
         assert restored(run) == (1, 1)
     assert "is damaged: another copy is used" in caplog.text
 
