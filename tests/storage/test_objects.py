@@ -1,4 +1,6 @@
 import random
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -320,3 +322,22 @@ def test_an_object_that_is_cut_off_is_corrupt_from_a_distance_too(storage: Objec
     assert storage.read_start("cut", 99) == (b"0123456789", 10)
     with pytest.raises(CorruptError, match="cut: wanted 3 bytes at offset 9, found 1"):
         storage.fetch("cut", 9, 3)
+
+
+def test_a_forked_process_is_told_so_instead_of_waiting_for_ever():
+    code = (
+        "import os, sys\n"
+        "from shardkeep.errors import UnsupportedError\n"
+        "from shardkeep.storage.objects import ObjectStorage\n"
+        "storage = ObjectStorage('s3://bucket/a', skip_signature=True)\n"
+        "storage._requests.run('asking', 'a', lambda: None)\n"
+        "if os.fork() == 0:\n"
+        "    try:\n"
+        "        storage.list()\n"
+        "    except UnsupportedError as error:\n"
+        "        print(error, flush=True)\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "was forked from one that had used an object store" in done.stdout, done.stderr
