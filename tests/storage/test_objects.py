@@ -271,6 +271,24 @@ def test_a_put_whose_answers_are_all_lost_is_known_by_its_name(s3: S3Server, url
     assert read_all(direct, "manifest.json") == b"new"
 
 
+def test_a_put_whose_answer_was_lost_and_that_was_replaced_since_has_won(s3: S3Server, url: str):
+    direct = ObjectStorage(url, **s3.options)
+    assert direct.put_if_absent("manifest.json", b"old")
+    events = iter(["lost", "replaced"])
+
+    def choose(method: str, _target: str) -> Fault | None:
+        if method == "PUT":
+            return "lost" if next(events, "") == "lost" else None
+        if method == "HEAD" and next(events, "") == "replaced":
+            assert direct.replace("manifest.json", b"newer", expected=b"mine")
+        return None
+
+    with FaultProxy(s3.endpoint, choose).serving() as endpoint:
+        storage = through(endpoint, s3, url)
+        assert object_commit.replace(storage._requests, "manifest.json", b"mine", b"old")
+    assert read_all(direct, "manifest.json") == b"newer"
+
+
 def test_an_answer_lost_for_good_is_an_unknown_outcome(s3: S3Server, url: str):
     is_on = threading.Event()
 

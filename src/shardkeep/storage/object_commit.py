@@ -26,6 +26,8 @@ from shardkeep.storage.keys import new_temporary_key
 from shardkeep.storage.object_requests import Refused, Requests, Version, version_of
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+# S3 takes 2 KB of such words.
+_MAX_LINE = 32
 # No object has this version; GCS counts them, the others name them.
 _NO_VERSION: Version = {"e_tag": '"00000000000000000000000000000000"', "version": "1"}
 _honest: set[str] = set()
@@ -41,17 +43,18 @@ def put_if_absent(requests: Requests, key: str, data: bytes) -> Version | None:
 def replace(requests: Requests, key: str, data: bytes, expected: bytes) -> bool:
     """True if the value of `key` was `expected` and is now `data`."""
 
-    def seen() -> Version | None:
+    def seen() -> tuple[Version, str] | None:
         try:
-            found, meta, _ = requests.whole(key, lambda _: None)
+            found, meta, line = requests.whole(key, lambda _: None)
         except NotFoundError:
             return None
-        return version_of(meta) if found == expected else None
+        return (version_of(meta), line) if found == expected else None
 
-    version = seen()
-    if version is None:
+    first = seen()
+    if first is None:
         return False
-    return _Put(requests, key, data).run(version, lambda: seen() == version) is not None
+    put = _Put(requests, key, data, line=first[1])
+    return put.run(first[0], lambda: seen() == first) is not None
 
 
 def put_if_unchanged(requests: Requests, key: str, data: bytes, version: Version) -> Version | None:
@@ -61,13 +64,18 @@ def put_if_unchanged(requests: Requests, key: str, data: bytes, version: Version
 
 
 class _Put:
-    """One put, which may take several requests."""
+    """One put, which may take several requests.
 
-    def __init__(self, requests: Requests, key: str, data: bytes) -> None:
+    `line` names the puts that made the value it replaces, the last one first: if others replace
+    what this one put before its answer is found to be lost, the line still tells that it was there.
+    """
+
+    def __init__(self, requests: Requests, key: str, data: bytes, *, line: str = "") -> None:
         self._requests = requests
         self._key = key
         self._data = data
         self._attempt = secrets.token_hex(16)
+        self._line = ",".join([self._attempt, *line.split(",")][:_MAX_LINE]).rstrip(",")
 
     def run(self, mode: Any, holds: Callable[[], bool]) -> Version | None:
         start, pause = time.monotonic(), _FIRST_PAUSE
@@ -83,7 +91,7 @@ class _Put:
     def _try(self, mode: Any, holds: Callable[[], bool]) -> Version | None:
         try:
             return self._requests.put(
-                self._key, self._data, attempt=self._attempt, mode=mode, once=True
+                self._key, self._data, attempt=self._line, mode=mode, once=True
             )
         except (Refused, NotFoundError, StorageError) as error:
             if isinstance(error, StorageError) and error.errno == errno.EACCES:
@@ -97,7 +105,7 @@ class _Put:
     def _look_back(self, holds: Callable[[], bool], said: str) -> Version | None:
         """Was it carried out, though the answer was lost? Or kept off by somebody else's?"""
         found = self._requests.attempt(self._key)
-        if found is not None and found[0] == self._attempt:
+        if found is not None and self._attempt in found[0].split(","):
             return found[1]
         if holds():
             # Not yet, that is: of two puts at the same moment some stores refuse both.
