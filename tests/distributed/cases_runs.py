@@ -51,7 +51,7 @@ def a_run(rank: int, world: int, *, root: str) -> dict[str, Any]:
         found["newest"] = restored(run, rank)
         found["best"] = restored(run, rank, "best")
         found["missing"] = restored(run, rank, 20)
-        _damage(rank, world - 1, run.path_of(50))
+        _damage(rank, world - 1, Path(run.path_of(50)))
         found["damaged"] = restored(run, rank)
         found["fallback"] = restored(run, rank, on_damage="fallback")
         report = run.prune(damaged=True, dry_run=True)

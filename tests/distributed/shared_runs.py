@@ -101,7 +101,7 @@ def found_in(root: Path) -> dict[str, Any]:
     return {
         "steps": steps,
         "whole": [step for step in steps if is_whole(sk.load(run.path_of(step)), step)],
-        "others": sorted(set(os.listdir(root)) - {run.path_of(step).name for step in steps}),
+        "others": sorted(set(os.listdir(root)) - {Path(run.path_of(step)).name for step in steps}),
     }
 
 

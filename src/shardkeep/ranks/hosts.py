@@ -6,11 +6,13 @@ import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _NETWORK = "/proc/self/ns/net"
 
 
+@cache
 def host_key() -> str:
     """Equal for two processes on the same host: its name, its boot, its network.
 
