@@ -7,13 +7,14 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import shardkeep as sk
 from shardkeep.state.diff import diff_state_dict
 from shardkeep.storage import LocalStorage
-from shardkeep.transfer import filling, pump, shared_fill
+from shardkeep.transfer import filling, pump, shared_fill, wire
 from tests.distributed.parallelisms import assert_state, meet, spoil, state_as, ways
 
 SECONDS = 30.0
@@ -69,6 +70,14 @@ def load(rank: int, world: int, *, path: str, way: str, share: str) -> list[int]
         fetched = storage.nbytes
     assert _equal(state, big_state(way))
     return [fetched, report.nbytes_read, report.nbytes_received]
+
+
+def load_beside_groups_of_few(rank: int, world: int, *, path: str) -> list[int]:
+    """Some ranks are in more groups than others, as the stages of a pipeline are."""
+    if rank < 2:
+        dist.new_group([0, 1], use_local_synchronization=True)
+    with patch.dict(wire._wires, clear=True):
+        return load(rank, world, path=path, way="ddp", share="job")
 
 
 def load_from_two_hosts(rank: int, world: int, *, path: str) -> list[int]:

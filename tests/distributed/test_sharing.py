@@ -32,6 +32,12 @@ def test_all_ranks_together_fetch_what_is_stored(pool4, saved, way):
         assert max(read for _, read, _ in found) < 0.5 * stored
 
 
+def test_ranks_that_are_in_different_numbers_of_groups_share(pool4, saved):
+    path, stored = saved["ddp"]
+    found = pool4.run(cases.load_beside_groups_of_few, path=path)
+    assert sum(fetched for fetched, _, _ in found) == stored
+
+
 def test_without_sharing_every_rank_fetches_all(pool4, saved):
     path, stored = saved["ddp"]
     found = pool4.run(cases.load, path=path, way="ddp", share="none")

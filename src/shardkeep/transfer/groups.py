@@ -34,7 +34,7 @@ def council_of(group: Any, *, act: str, timeout: float, topic: str | None = None
     ranks = RankGroup.of(group)
     if ranks.size == 1:
         return SoloCouncil(ranks.me)
-    store = cast("NoteStore", _default_store())
+    store = cast("NoteStore", default_store())
     topic = f"shardkeep/{act}/{topic}" if topic is not None else _topic(ranks.ranks, act)
     return StoreCouncil(store, ranks.ranks, ranks.me, topic=topic, timeout=timeout)
 
@@ -49,7 +49,7 @@ def common_step(group: Any, *, look: Callable[[], str | None], timeout: float) -
     ranks = RankGroup.of(group)
     if ranks.size == 1:
         return SoloStep()
-    store = cast("NoteStore", _default_store())
+    store = cast("NoteStore", default_store())
     topic = _topic(ranks.ranks, "step")
     return StoreStep(store, ranks.ranks, ranks.me, topic=topic, timeout=timeout, look=look)
 
@@ -83,7 +83,8 @@ def from_chair(council: Council, phase: str, act: Callable[[], T], kind: type[T]
     return found
 
 
-def _default_store() -> object:
+def default_store() -> Any:
+    """What the ranks of the default group share."""
     # The Store of the default group: the one that torchrun's ranks already share.
     return cast("Any", dist.distributed_c10d)._get_default_store()
 

@@ -7,15 +7,19 @@ and the next act makes another.
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+import xxhash
 
 from shardkeep.ranks import RankGroup
 from shardkeep.transfer.council import SoloCouncil, StoreCouncil
+from shardkeep.transfer.groups import default_store
 
 _NEVER = 0x7FFF_0001
 """The tag of a message that nobody sends."""
@@ -51,13 +55,27 @@ class Wire:
         if not dist.is_initialized():
             # A group that was made by hand, by whoever has no default one.
             return ranks
-        made = cast("Any", dist).new_group(
-            list(ranks.ranks),
+        # Not by `new_group`: it names a group by how many a process has, which ranks may not share.
+        digest = xxhash.xxh3_64_hexdigest(repr(ranks.ranks).encode())
+        name = f"shardkeep/wire/{digest}/{_next_number(ranks.ranks)}"
+        torch_names = cast("Any", dist)
+        made = torch_names.ProcessGroupGloo(
+            torch_names.PrefixStore(name, default_store()),
+            ranks.my_index,
+            ranks.size,
             timeout=self._timeout,
-            backend="gloo",
-            use_local_synchronization=True,
         )
-        return RankGroup.of(made)
+        return RankGroup(made, ranks.ranks, ranks.me)
+
+
+_numbers: weakref.WeakKeyDictionary[Any, Counter[tuple[int, ...]]] = weakref.WeakKeyDictionary()
+
+
+def _next_number(ranks: tuple[int, ...]) -> int:
+    """The same on all ranks, who connect together: how often they have, in this world."""
+    counts = _numbers.setdefault(dist.group.WORLD, Counter())
+    counts[ranks] += 1
+    return counts[ranks]
 
 
 _wires: dict[tuple[int, ...], Wire] = {}
