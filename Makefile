@@ -28,7 +28,7 @@ demo: $(READY) ## train, kill a worker, resume on other processes, compare the l
 	$(BIN)/python examples/demo.py
 
 test: $(READY) $(CHROMIUM) ## all tests and the examples in docstrings
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 lint: $(READY) ## style, format, types, and which folder may import which
 	$(BIN)/ruff check .
