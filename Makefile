@@ -51,6 +51,7 @@ bench-tools: $(READY) ## state-dict tools, exports and the command line, beside 
 
 torture: $(READY) ## the long campaigns, then property tests with many more examples (hours)
 	$(BIN)/python -m torture $(TORTURE_ARGS)
+	$(if $(TORTURE_ARGS),,$(BIN)/python -m torture.page)
 	SHARDKEEP_TORTURE=1 $(BIN)/python -m pytest tests -m "torture or hypothesis" \
 		--hypothesis-profile=torture $(PYTEST_ARGS)
 

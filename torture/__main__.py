@@ -1,27 +1,23 @@
 """Run campaigns: `python -m torture [NAME ...] [--short] [--seed N] [--case CASE]`.
 
 All of them, at their long scale, unless told otherwise. What is wrong is printed with the command
-that replays it; at the end comes a table, which goes to build/torture.json, too. The exit code is
-1 if anything was wrong.
+that replays it; at the end comes a table. What a long run found goes to build/torture.json as soon
+as it ends, for `python -m torture.page`. The exit code is 1 if anything was wrong.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from torture.campaign import Campaign, Say, Tally, timed
 from torture.campaigns import CAMPAIGNS
+from torture.kept import keep, ran_now
 
-BUILD = Path(__file__).parents[1] / "build"
 _SHOWN = 20
 
 
@@ -36,15 +32,9 @@ def main() -> int:
         for line in tally.violations[:_SHOWN]:
             console.print(f"  [red]violation[/] {line}", highlight=False)
         tallies.append(tally)
+        if asked.scale == "long" and asked.case is None:
+            keep(ran_now(tally))
     console.print(table_of(tallies))
-    BUILD.mkdir(exist_ok=True)
-    found = {
-        "command": f"python -m torture {' '.join(sys.argv[1:])}".strip(),
-        "date": time.strftime("%Y-%m-%d"),
-        "scale": asked.scale,
-        "campaigns": [asdict(tally) for tally in tallies],
-    }
-    (BUILD / "torture.json").write_text(json.dumps(found, indent=2) + "\n")
     return int(any(tally.violations for tally in tallies))
 
 

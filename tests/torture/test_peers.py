@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from torture.marks import marks
 from torture.peers.contests import Finding
-from torture.peers.kept import PAGES, START, STOP, keep, markdown, show
+from torture.peers.kept import NAME, PAGES, keep, markdown, show
 
 NAMES = ("ours", "theirs")
+START, STOP = marks(NAME)
 
 
 def found(name: str, text: str) -> dict[str, dict[str, Finding]]:

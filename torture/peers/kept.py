@@ -13,12 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from torture.marks import put_between
 from torture.peers.contests import Finding
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "peers.json"
 PAGES = (ROOT / "docs" / "reliability.md", ROOT / "README.md")
-START, STOP = "<!-- peers: start -->", "<!-- peers: stop -->"
+NAME = "peers"
 
 Findings = Mapping[str, Mapping[str, Finding]]
 """By question, then by library."""
@@ -70,5 +71,4 @@ def markdown(kept: Kept, libraries: Sequence[str]) -> str:
 def show(table: str, pages: Sequence[Path] = PAGES) -> None:
     """Put the table between the marks of the pages."""
     for page in pages:
-        before, rest = page.read_text().split(START)
-        page.write_text(f"{before}{START}\n{table}\n{STOP}{rest.split(STOP)[1]}")
+        put_between(page, NAME, table)
