@@ -23,6 +23,7 @@ from shardkeep.plan import Entry
 from shardkeep.plan.assign import plan_divisions
 from shardkeep.plan.divide import Division
 from shardkeep.plan.grids import GridTable, tensor_records
+from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.load import Want, plan_load
 from shardkeep.transfer.open_manifest import Headers
 from shardkeep.transfer.opened import Opened
@@ -124,13 +125,14 @@ def load_seconds(how: Parallelism, ranks: int) -> float:
     memory = np.empty(max(math.prod(one.buffer_shapes_of(0)[0]) for one in layouts.values()), "u2")
     forget()
     start = time.process_time()
-    opened = Opened(storage, manifest, Headers(storage, manifest), lambda: manifest.save_id)
-    wants = [
-        Want(manifest.by_key[key], part.box, memory[: part.box.numel].reshape(part.box.shape))
-        for key, layout in layouts.items()
-        for part in layout.parts_of(0)
-    ]
-    plans = plan_load(opened, wants, threads=1)
+    with gc_paused():
+        opened = Opened(storage, manifest, Headers(storage, manifest), lambda: manifest.save_id)
+        wants = [
+            Want(manifest.by_key[key], part.box, memory[: part.box.numel].reshape(part.box.shape))
+            for key, layout in layouts.items()
+            for part in layout.parts_of(0)
+        ]
+        plans = plan_load(opened, wants, threads=1)
     seconds = time.process_time() - start
     if sum(plan.nbytes for plan in plans) < sum(want.array.nbytes for want in wants):
         raise AssertionError("not all that is wanted is read")

@@ -19,6 +19,7 @@ from shardkeep.plan import digest_view
 from shardkeep.plan.assign import plan_divisions
 from shardkeep.plan.settle import settle
 from shardkeep.transfer.agreement import decode_agreement, encode_agreement, make_agreement
+from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.planning import tensors_to_write
 from shardkeep.transfer.view_codec import encode_save_view
 
@@ -38,7 +39,7 @@ def setting_of(parallelism: str, ranks: int) -> str:
 
 def run(asked: Asked) -> list[Figure]:
     """Of all parallelisms; DCP's of FSDP alone."""
-    turns = asked.turns(5, 1)
+    turns = asked.turns(15, 1)
     sizes = (RANKS[0], RANKS[-1]) if asked.quick else RANKS
     dcp_sizes = DCP_RANKS[:1] if asked.quick else DCP_RANKS
     figures: list[Figure] = []
@@ -92,17 +93,21 @@ def _plan_one_rank(how: Parallelism, ranks: int) -> float:
     mesh = how.mesh(ranks)
     forget()
     start = time.process_time()
-    entries = how.entries(mesh)
-    view = view_of(entries)
-    digest = digest_view(encode_save_view(view)).hex()
-    agreement = decode_agreement(note)
-    layouts = agreement.layouts(view, digest)
-    divided = plan_divisions(tensors_to_write(entries, layouts), file_count=agreement.file_count)
-    names = [
-        chunk_name(key, chunk.box, entries[key].shape)
-        for key, division in divided.items()
-        for chunk in division.chunks_of(me)
-    ]
+    # As a save does.
+    with gc_paused():
+        entries = how.entries(mesh)
+        view = view_of(entries)
+        digest = digest_view(encode_save_view(view)).hex()
+        agreement = decode_agreement(note)
+        layouts = agreement.layouts(view, digest)
+        divided = plan_divisions(
+            tensors_to_write(entries, layouts), file_count=agreement.file_count
+        )
+        names = [
+            chunk_name(key, chunk.box, entries[key].shape)
+            for key, division in divided.items()
+            for chunk in division.chunks_of(me)
+        ]
     seconds = time.process_time() - start
     if len(names) < TENSORS // 8:
         raise AssertionError(f"rank {me} of {ranks} writes {len(names)} chunks only")
