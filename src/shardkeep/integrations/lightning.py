@@ -107,8 +107,10 @@ class ShardkeepMixin(_Base):
 
     @property
     def _module(self) -> LightningModule:
-        assert self.lightning_module is not None
-        return self.lightning_module
+        module = self.lightning_module
+        if module is None:
+            raise InvalidError("the strategy has no module yet: save and load by its Trainer")
+        return module
 
     def _tree(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         """What this rank saves of the Trainer's checkpoint."""
