@@ -24,6 +24,7 @@ class Counted(LocalStorage):
     """As an object store: it cannot be mapped. Counts what is fetched of data files."""
 
     map = None  # type: ignore[assignment]
+    reading = None  # type: ignore[assignment]
 
     def __init__(self, path: str) -> None:
         super().__init__(path)

@@ -301,6 +301,21 @@ def test_a_file_that_is_read_in_pieces_is_opened_once(storage: LocalStorage, cal
     assert calls.log.count("open a") == 1
 
 
+def test_a_file_that_is_kept_open_is_looked_up_once(storage: LocalStorage, calls: FaultyCalls):
+    content = distinct_bytes(1000)
+    write_object(storage, "a", content)
+    buffer = bytearray(1000)
+    calls.log.clear()
+    with storage.reading("a") as read:
+        for offset in range(0, 1000, 100):
+            read(offset, [memoryview(buffer)[offset : offset + 100]])
+
+    assert buffer == content
+    assert [line.split()[0] for line in calls.log].count("lstat") == 1
+    with storage.reading("a") as read, pytest.raises(CorruptError, match="ends"):
+        read(950, [memoryview(buffer)[:100]])
+
+
 def test_a_file_pushed_out_while_it_is_read_stays_open_until_then(
     folder: Path, storage: LocalStorage, calls: FaultyCalls
 ):

@@ -30,6 +30,7 @@ class _Struck(LocalStorage):
     """Rank 2 is struck as it reads for others."""
 
     map = None  # type: ignore[assignment]
+    reading = None  # type: ignore[assignment]
     number = 0
 
     def read_into(self, key: str, offset: int, buffers: Sequence[Any]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -19,7 +20,7 @@ from shardkeep.storage.local_read import read_bytes, read_into, read_range
 from shardkeep.storage.local_sink import LocalSink
 from shardkeep.storage.open_files import OpenFiles
 from shardkeep.storage.opening_folders import open_folder
-from shardkeep.storage.protocols import Entries, Entry
+from shardkeep.storage.protocols import Entries, Entry, ReadAt
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
@@ -62,6 +63,12 @@ class LocalStorage:
         check_range(offset, total_nbytes(views))
         with self._files.borrow(key) as fd:
             read_into(self._folder, fd, key, offset, views)
+
+    @contextmanager
+    def reading(self, key: str) -> Generator[ReadAt]:
+        check_key(key)
+        with self._files.borrow(key) as fd:
+            yield partial(read_into, self._folder, fd, key)
 
     def read(self, key: str, offset: int, nbytes: int) -> bytes:
         check_key(key)

@@ -11,7 +11,7 @@ pipe or a device, a `CorruptError`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -51,6 +51,19 @@ class CanReadInto(Protocol):
 
         CorruptError if the object ends before they are full; what they hold then is undefined.
         """
+        ...
+
+
+ReadAt: TypeAlias = Callable[[int, list[memoryview]], None]
+"""Fills flat, writable views, which it uses up, with the bytes from an offset on."""
+
+
+@runtime_checkable
+class CanKeepOpen(Protocol):
+    """Looks an object up once for many reads. Not every storage has to."""
+
+    def reading(self, key: str) -> AbstractContextManager[ReadAt]:
+        """As `read_into`, of the object that `key` names now."""
         ...
 
 

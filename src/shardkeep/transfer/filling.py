@@ -15,6 +15,7 @@ import torch
 from shardkeep.manifest import itemsize
 from shardkeep.state.dtypes import TORCH_DTYPES
 from shardkeep.state.restoring import Slot
+from shardkeep.storage.rooms import empty_room
 from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.load import BIT_DTYPES, Want, fill
 from shardkeep.transfer.opened import Opened
@@ -91,7 +92,7 @@ def _bits(memory: torch.Tensor) -> Any:
 
 
 def _fresh(slot: Slot) -> Any:
-    return np.empty(slot.box.shape, BIT_DTYPES[itemsize(slot.record.dtype)])
+    return empty_room(slot.box.shape, BIT_DTYPES[itemsize(slot.record.dtype)])
 
 
 @torch.no_grad()

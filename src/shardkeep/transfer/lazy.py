@@ -27,6 +27,7 @@ from shardkeep.manifest import (
     TupleNode,
     itemsize,
 )
+from shardkeep.storage.rooms import empty_room
 from shardkeep.transfer.load import BIT_DTYPES, Want, fill, map_chunk, require_stored
 from shardkeep.transfer.open_manifest import Chunks
 from shardkeep.transfer.opened import Opened
@@ -150,7 +151,7 @@ class Checkpoint(Mapping[str, "StoredTensor"]):
     def read(self, record: TensorRecord, box: Box) -> Array:
         """A box of a tensor as bits of the stored item size, checked."""
         require_stored(self._opened, [(record, box)], threads=self._threads)
-        array = np.empty(box.shape, BIT_DTYPES[itemsize(record.dtype)])
+        array = empty_room(box.shape, BIT_DTYPES[itemsize(record.dtype)])
         with Meter("reading", None, show=False) as meter:
             fill(
                 self._opened,

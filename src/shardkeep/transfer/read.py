@@ -6,9 +6,11 @@ Torch-free: destinations are NumPy arrays whose items have the stored item size.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -17,7 +19,8 @@ import xxhash
 from shardkeep.errors import CorruptError
 from shardkeep.manifest import Digests
 from shardkeep.plan.reads import Copy, Read, SpanRead, WindowRead
-from shardkeep.storage.protocols import CanFetch
+from shardkeep.storage.protocols import CanFetch, CanKeepOpen, ReadAt
+from shardkeep.storage.rooms import empty_room
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.runs import Act, Array, Run, acts_of
 
@@ -106,6 +109,8 @@ class Reader:
         self._has_copies = isinstance(source, HasCopies)
         # From a distance, many requests fly at once: they wait for the store, not for a core.
         self._distant = source if isinstance(source, CanFetch) else None
+        keeps_open = isinstance(source, CanKeepOpen) and not self._has_copies
+        self._keeps_open = source if keeps_open else None
         self._threads = max(threads, in_flight(source))
         self._verify = verify
         self._meter = meter
@@ -133,20 +138,38 @@ class Reader:
 
     def _direct(self, file: OpenFile, run: Run) -> int:
         """Whole blocks go straight to the targets; a block that is wanted in part, by scratch."""
-        total = 0
-        for start, stop in _steps(file, run.start, run.stop):
-            parts = run.parts(start, stop)
-            first, last = block_span(file, start, stop)
-            if (first, last) == (start, stop):
-                self._read_parts(file, start, parts)
-            else:
-                scratch = self._read_scratch(file, first, last)
-                at = start - first
-                for part in parts:
-                    part[:] = scratch.data[at : at + len(part)]
-                    at += len(part)
-            total += last - first
-        return total
+        with self._reading(file) as read:
+            return sum(
+                self._step(file, run, step, read) for step in _steps(file, run.start, run.stop)
+            )
+
+    def _step(self, file: OpenFile, run: Run, step: tuple[int, int], read: ReadAt) -> int:
+        start, stop = step
+        parts = run.parts(start, stop)
+        first, last = block_span(file, start, stop)
+        if (first, last) == step:
+            read(start, parts)
+        else:
+            scratch = self._read_scratch(file, first, last)
+            at = start - first
+            for part in parts:
+                part[:] = scratch.data[at : at + len(part)]
+                at += len(part)
+        return last - first
+
+    @contextmanager
+    def _reading(self, file: OpenFile) -> Generator[ReadAt]:
+        """Reads whole blocks, checked; the file is looked up once if the storage can."""
+        if self._keeps_open is None:
+            yield partial(self._read_parts, file)
+            return
+        with self._keeps_open.reading(file.name) as read_at:
+
+            def read(start: int, parts: list[memoryview]) -> None:
+                read_at(start, list(parts))
+                self._check(file, start, parts)
+
+            yield read
 
     def _window(self, job: FileReads, read: WindowRead) -> int:
         scratch = self._read_scratch(job.file, read.start, read.stop)
@@ -190,7 +213,7 @@ class Reader:
     def _scratch(self, nbytes: int) -> Array:
         buffer: Array | None = getattr(self._local, "buffer", None)
         if buffer is None or buffer.nbytes < nbytes:
-            buffer = self._local.buffer = np.empty(nbytes, np.uint8)
+            buffer = self._local.buffer = empty_room(nbytes)
         return buffer[:nbytes]
 
     def _check(self, file: OpenFile, start: int, parts: Sequence[memoryview]) -> None:

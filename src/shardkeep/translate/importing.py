@@ -40,6 +40,7 @@ from shardkeep.state.dtypes import TORCH_DTYPES
 from shardkeep.state.keeping import KeptState, keep_state
 from shardkeep.state.paths import flat_keys
 from shardkeep.storage import CanMap
+from shardkeep.storage.rooms import empty_room
 from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.load import BIT_DTYPES, Want, fill
 from shardkeep.transfer.opened import Opened
@@ -230,7 +231,7 @@ class _Importer:
         size = itemsize(record.dtype)
         bits = self._mapped(record, share)
         if bits is None:
-            bits = np.empty(share.box.shape, BIT_DTYPES[size])
+            bits = empty_room(share.box.shape, BIT_DTYPES[size])
             self._read(record, share.box, bits)
         signed = bits.view(_SIGNED.get(size, bits.dtype))
         with warnings.catch_warnings():

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import xxhash
 
 from shardkeep.errors import CorruptError, InvalidError
 from shardkeep.manifest import itemsize
 from shardkeep.storage.local import LocalStorage
 from shardkeep.storage.protocols import CanReadInto, Sink
+from shardkeep.storage.rooms import empty_room
 from shardkeep.transfer.load import BIT_DTYPES, WINDOW_NBYTES, Want, fill
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
@@ -283,7 +283,7 @@ class _Copier:
     def _buffer(self, nbytes: int) -> Array:
         kept: Array | None = getattr(self._local, "buffer", None)
         if kept is None or kept.nbytes < nbytes:
-            kept = self._local.buffer = np.empty(nbytes, np.uint8)
+            kept = self._local.buffer = empty_room(nbytes)
         return kept[:nbytes]
 
 
@@ -298,4 +298,4 @@ def _place(buffer: Array, part: Part) -> Array:
 
 
 def _stored(part: Part) -> Array:
-    return np.empty(part.box.shape, _bits(part.tensor.record.dtype))
+    return empty_room(part.box.shape, _bits(part.tensor.record.dtype))

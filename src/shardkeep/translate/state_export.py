@@ -22,6 +22,7 @@ from shardkeep.manifest import (
     itemsize,
     tensor_nbytes,
 )
+from shardkeep.storage.rooms import empty_room
 from shardkeep.transfer.load import BIT_DTYPES, Want, fill
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
@@ -102,7 +103,7 @@ class PieceReader:
     def read(self, number: int, box: Box) -> Array:
         """The box as bits, checked and cast."""
         record, dtype = self.source.manifest.tensors[number], self.state.dtypes[number]
-        bits = np.empty(box.shape, BIT_DTYPES[itemsize(record.dtype)])
+        bits = empty_room(box.shape, BIT_DTYPES[itemsize(record.dtype)])
         with Meter("exporting", None, show=False) as quiet:
             fill(self.source, [Want(record, box, bits)], threads=1, verify=True, meter=quiet)
         if dtype == record.dtype:

@@ -14,11 +14,10 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
-
 from shardkeep.boxes import Box
 from shardkeep.manifest import TensorRecord, itemsize
 from shardkeep.plan import cut
+from shardkeep.storage.rooms import empty_room
 from shardkeep.transfer.load import BIT_DTYPES, Want, fill
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
@@ -88,7 +87,7 @@ class PieceReader:
     def _memory(self, nbytes: int) -> Array:
         memory: Array | None = getattr(self._local, "memory", None)
         if memory is None or memory.nbytes < nbytes:
-            memory = self._local.memory = np.empty(nbytes, np.uint8)
+            memory = self._local.memory = empty_room(nbytes)
         return memory
 
 
