@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 BUCKET = "checkpoints"
 _KEY, _SECRET = "shardkeep-tests", "not-a-secret-at-all"
 _START_SECONDS = 60.0
+_PARTS = ("master", "volume", "filer", "s3", "admin")
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,17 @@ def seaweedfs() -> Generator[S3Server]:
             f"-filer.localSocket={folder}/filer.sock", f"-s3.localSocket={folder}/s3.sock",
             "-master.telemetry=false", "-admin.ui=false", "-webdav=false",
             "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.volumeSizeLimitMB=1024",
+            *(f"-{part}.port.grpc={port}" for part, port in network.ports.items()),
         ]  # fmt: skip
         keys = {"AWS_ACCESS_KEY_ID": _KEY, "AWS_SECRET_ACCESS_KEY": _SECRET}
         with _running(command, folder, keys):
             server = S3Server(f"http://{network.address}:8333")
             _wait_for(server, folder)
-            yield server
+            try:
+                yield server
+            finally:
+                for part, port in network.ports.items():
+                    Path(f"/tmp/seaweedfs-{part}-grpc-{port}.sock").unlink(missing_ok=True)
 
 
 @contextmanager
@@ -181,13 +187,18 @@ def _wait_for(server: S3Server, folder: str) -> None:
 class _Network:
     name: str
     address: str
+    ports: Mapping[str, int]
+    """Of the parts of a server. They also talk by sockets in /tmp that are called after these
+    numbers, where no network keeps two servers apart.
+    """
 
 
 @contextmanager
 def _network() -> Generator[_Network]:
     """A network namespace that is reached from here by one address."""
     # Several may be made at once, by several processes.
-    number = random.SystemRandom().randrange(2**14)
+    number = random.SystemRandom().randrange(9000)
+    ports = {part: 20_000 + 5 * number + at for at, part in enumerate(_PARTS)}
     name, cable = f"sk-s3-{number}", f"sks3-{number}"
     third, fourth = divmod(4 * number, 256)
     here, there = f"10.98.{third}.{fourth + 1}", f"10.98.{third}.{fourth + 2}"
@@ -199,7 +210,7 @@ def _network() -> Generator[_Network]:
         _ip("link", "set", cable, "up")
         _ip("-n", name, "addr", "add", f"{there}/30", "dev", "cable")
         _ip("-n", name, "link", "set", "cable", "up")
-        yield _Network(name, there)
+        yield _Network(name, there, ports)
     finally:
         # The cable goes with it.
         subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
