@@ -8,10 +8,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import xxhash
 
 from benchmarks.contenders.contender import Contender, Load
 from benchmarks.figures import RAW
 from benchmarks.stored_states import State, locals_of, share_of
+from shardkeep.transfer.write import BLOCK_NBYTES
 
 THREADS = 2
 # Larger calls are slower: what they write leaves the cache.
@@ -40,6 +42,16 @@ class Raw(Contender):
 
     def loads(self) -> Mapping[str, Load]:
         return {} if self.durable or self.keeps else {self.name: self.load}
+
+
+class RawAndHashed(Raw):
+    """Loads once more, hashing what it reads as a load that verifies must: the limit for those."""
+
+    def loads(self) -> Mapping[str, Load]:
+        return {**super().loads(), f"{RAW}, hashed": self._load_hashed}
+
+    def _load_hashed(self, state: State, path: Path) -> None:
+        _in_threads(share_of(state), path, partial(_read, seen=_hash))
 
 
 class RawOfOthers(Raw):
@@ -97,12 +109,22 @@ def _write(file: Path, views: Sequence[memoryview], *, durable: bool) -> None:
     os.close(fd)
 
 
-def _read(file: Path, views: Sequence[memoryview]) -> None:
+def _read(
+    file: Path, views: Sequence[memoryview], seen: Callable[[memoryview], None] | None = None
+) -> None:
     fd = os.open(file, os.O_RDONLY)
     for at, batch in _batches(views):
         if os.preadv(fd, batch, at) != sum(map(len, batch)):
             raise OSError("a short read")
+        if seen is not None:
+            for view in batch:
+                seen(view)
     os.close(fd)
+
+
+def _hash(view: memoryview) -> None:
+    for at in range(0, len(view), BLOCK_NBYTES):
+        xxhash.xxh3_64_digest(view[at : at + BLOCK_NBYTES])
 
 
 def _batches(views: Sequence[memoryview]) -> list[tuple[int, Sequence[memoryview]]]:

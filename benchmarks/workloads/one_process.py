@@ -8,7 +8,7 @@ from benchmarks.asked import Asked
 from benchmarks.contenders.contender import Contender
 from benchmarks.contenders.own import RecycledFiles, Shardkeep
 from benchmarks.contenders.peers import peers
-from benchmarks.contenders.raw import Raw
+from benchmarks.contenders.raw import Raw, RawAndHashed
 from benchmarks.contenders.torch_ways import Dcp, Safetensors, TorchSave
 from benchmarks.figures import Figure
 from benchmarks.places import BUILD, TMPFS
@@ -20,7 +20,7 @@ TITLE = "One process, 2 GiB in 435 tensors"
 
 
 def _fresh() -> list[Contender]:
-    return [Shardkeep(), Raw(), Dcp(), Dcp(2), Dcp(4), Safetensors(), TorchSave()]
+    return [Shardkeep(), RawAndHashed(), Dcp(), Dcp(2), Dcp(4), Safetensors(), TorchSave()]
 
 
 def _durable() -> list[Contender]:
