@@ -5,152 +5,45 @@
 The store is a SeaweedFS on this machine, so that clients and server share its cores; all contenders
 meet the same one, turn by turn. DCP writes and reads by fsspec (s3fs). The limit is obstore alone:
 the same bytes between the same memory and the store, in parts, without names, digests or a commit.
+Beside the time stands who used the processors meanwhile, and what the server says it was asked.
 The figures go to build/objects.json, too.
 """
 
-# torch lists its public names nowhere that a type checker looks.
-# pyright: reportPrivateImportUsage=false
-
 import argparse
 import json
+import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from rich.console import Console
 from rich.table import Table
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 
-import shardkeep as sk
+from benchmarks.object_contenders import DcpFsspec, Plain, Shardkeep
 from benchmarks.places import BUILD
 from benchmarks.ranks import on_ranks
+from benchmarks.server_load import ServerLoad
 from benchmarks.state_dicts import Shapes, describe, many_small, transformer
-from benchmarks.stored_states import Placing, State, locals_of, make, require_equal
+from benchmarks.stored_states import Placing, State, make, require_equal, zero
 from benchmarks.turns import Span
-from shardkeep.transfer.share import Share
-from torture.object_servers import BUCKET, S3Server, cannot_serve, seaweedfs
+from torture.object_servers import S3Server, cannot_serve, seaweedfs
 
 RANKS = 4
-_PART = 16 * 2**20
-_READ = 8 * 2**20
-Spans = dict[tuple[str, str], list[Span]]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One act on one rank, and what the server did for all of them."""
+
+    span: Span
+    server: ServerLoad
+
+
+Turns = dict[tuple[str, str], list[Turn]]
 """Of each act and contender, one for each repetition."""
-
-
-@dataclass(frozen=True)
-class Shardkeep:
-    server: S3Server
-    name: str = "shardkeep"
-    share: Share = "auto"
-
-    def save(self, state: State, path: str) -> None:
-        sk.save(state, sk.ObjectStorage(self.server.url(path), **self.server.options))
-
-    def load(self, state: State, path: str) -> None:
-        storage = sk.ObjectStorage(self.server.url(path), **self.server.options)
-        sk.load(storage, into=state, share=self.share)
-
-
-@dataclass(frozen=True)
-class DcpFsspec:
-    server: S3Server
-    name: str = "DCP, s3fs"
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        given = self.server.options
-        return {
-            "key": given["access_key_id"],
-            "secret": given["secret_access_key"],
-            "endpoint_url": self.server.endpoint,
-        }
-
-    def save(self, state: State, path: str) -> None:
-        writer = FsspecWriter(self.server.url(path), thread_count=2, **self._options)
-        dcp.save(state, storage_writer=writer)
-
-    def load(self, state: State, path: str) -> None:
-        dcp.load(state, storage_reader=FsspecReader(self.server.url(path), **self._options))
-
-
-@dataclass(frozen=True)
-class Plain:
-    """obstore alone."""
-
-    server: S3Server
-    name: str = "plain obstore"
-
-    def _store(self) -> Any:
-        from obstore.store import S3Store
-
-        return S3Store(BUCKET, client_options={"allow_http": True}, **self.server.options)
-
-    def save(self, state: State, path: str) -> None:
-        from obstore import put
-
-        store, halves = self._store(), _halves(_views(state))
-
-        def upload(number: int) -> None:
-            key = f"{path}/{dist.get_rank()}-{number}"
-            pieces = (
-                view[at : at + 2**20]
-                for view in halves[number]
-                for at in range(0, len(view), 2**20)
-            )
-            put(store, key, pieces, chunk_size=_PART, max_concurrency=8)
-
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(upload, range(2)))
-
-    def load(self, state: State, path: str) -> None:
-        """As many bytes as the state has, from as many objects, whoever wrote them."""
-        from obstore import get_range, list_with_delimiter
-
-        store = self._store()
-        objects = list_with_delimiter(store, path)["objects"]
-        views = _views(state)
-        wanted, at = sum(map(len, views)), 0
-        mine = objects[dist.get_rank() :: dist.get_world_size()]
-        ranges: list[tuple[str, int, int]] = []
-        for one in [*mine, *objects]:
-            for start in range(0, one["size"], _READ):
-                nbytes = min(_READ, one["size"] - start, wanted - at)
-                if nbytes > 0:
-                    ranges.append((one["path"], start, nbytes))
-                    at += nbytes
-
-        room = bytearray(_READ)
-
-        def fetch(one: tuple[str, int, int]) -> None:
-            data = get_range(store, one[0], start=one[1], length=one[2])
-            # One copy, as whoever wants the bytes in memory of his own has to make.
-            memoryview(room)[: one[2]] = memoryview(data)
-
-        with ThreadPoolExecutor(16) as pool:
-            list(pool.map(fetch, ranges))
-
-
-def _views(state: State) -> list[memoryview]:
-    return [t.contiguous().view(-1).view(torch.uint8).numpy().data for t in locals_of(state)]
-
-
-def _halves(views: Sequence[memoryview]) -> list[list[memoryview]]:
-    """As many bytes for each of two; small ones are joined first."""
-    if len(views) > 1000:
-        views = [memoryview(b"".join(views))]
-    half, first = sum(map(len, views)) // 2, list[memoryview]()
-    for number, view in enumerate(views):
-        if len(view) >= half:
-            return [[*first, view[:half]], [view[half:], *views[number + 1 :]]]
-        first.append(view)
-        half -= len(view)
-    return [first, []]
 
 
 @dataclass(frozen=True)
@@ -160,6 +53,7 @@ class Workload:
     name: str
     shapes: Shapes
     load_ranks: int | None = None
+    placing: Placing = Placing.ROWS
     repetitions: int = 3
 
 
@@ -172,6 +66,18 @@ class Figures:
     seconds: float
     """Median of the repetitions, each from the first rank's start to the last rank's end."""
     fastest: float
+    cpu_seconds: float
+    """Of all ranks together, the median; and of the server."""
+    server_cpu_seconds: float
+    requests: dict[str, int]
+    """Of all ranks together, in the last repetition; and the bytes that the server sent them."""
+    sent_nbytes: int
+
+    @property
+    def busy(self) -> float:
+        """The part of all processors that was in use."""
+        used = self.cpu_seconds + self.server_cpu_seconds
+        return used / (self.seconds * len(os.sched_getaffinity(0)))
 
 
 def workloads(quick: bool, once: bool) -> list[Workload]:
@@ -181,6 +87,7 @@ def workloads(quick: bool, once: bool) -> list[Workload]:
         Workload("large", big, repetitions=turns),
         Workload("small", many_small(1000 if quick else 5000), repetitions=turns),
         Workload("reshard, 4 to 2, dim 0 to 1", big, load_ranks=2, repetitions=turns),
+        Workload("HSDP 2x2", transformer(layers=5), placing=Placing.HSDP, repetitions=turns),
     ]
 
 
@@ -207,23 +114,19 @@ def _path(workload: Workload, contender: Any, turn: int) -> str:
     return f"bench/{workload.name}/{contender.name}/{turn}".replace(" ", "-").replace(",", "")
 
 
-def _race(workload: Workload, server: S3Server) -> Spans:
-    state = make(workload.shapes, Placing.ROWS, filled=True)
-    target = {} if workload.load_ranks else make(workload.shapes, Placing.ROWS, filled=False)
+def _race(workload: Workload, server: S3Server) -> Turns:
+    state = make(workload.shapes, workload.placing, filled=True)
+    target = {} if workload.load_ranks else make(workload.shapes, workload.placing, filled=False)
     _warm_up(workload, server)
-    spans: Spans = {}
+    turns: Turns = {}
     for turn in range(workload.repetitions):
         for one in _in_turn(server, turn):
             path = _path(workload, one, turn)
-            _timed(spans, ("save", one.name), lambda one=one, path=path: one.save(state, path))
-            if not target:
-                continue
-            _timed(spans, ("load", one.name), lambda one=one, path=path: one.load(target, path))
-            if turn == 0 and not isinstance(one, Plain):
-                require_equal(target, state, one.name)
-                for tensor in target.values():
-                    tensor.zero_()
-    return spans
+            _time(turns, "save", one, lambda one=one, path=path: one.save(state, path))
+            if target:
+                _time(turns, "load", one, lambda one=one, path=path: one.load(target, path))
+                _check(one, target, state)
+    return turns
 
 
 def _warm_up(workload: Workload, server: S3Server) -> None:
@@ -235,64 +138,92 @@ def _warm_up(workload: Workload, server: S3Server) -> None:
         one.load(state, f"{_path(workload, one, 0)}-warm-{dist.get_world_size()}")
 
 
-def _load_only(workload: Workload, server: S3Server) -> Spans:
+def _load_only(workload: Workload, server: S3Server) -> Turns:
     target = make(workload.shapes, Placing.COLUMNS, filled=False)
+    state = make(workload.shapes, Placing.COLUMNS, filled=True)
     _warm_up(workload, server)
-    spans: Spans = {}
+    turns: Turns = {}
     for turn in range(workload.repetitions):
         for one in _in_turn(server, turn):
             path = _path(workload, one, turn)
-            _timed(spans, ("load", one.name), lambda one=one, path=path: one.load(target, path))
-            if turn == 0 and not isinstance(one, Plain):
-                require_equal(target, make(workload.shapes, Placing.COLUMNS, filled=True), one.name)
-                for tensor in target.values():
-                    tensor.zero_()
-    return spans
+            _time(turns, "load", one, lambda one=one, path=path: one.load(target, path))
+            _check(one, target, state)
+    return turns
 
 
-def _timed(spans: Spans, what: tuple[str, str], act: Any) -> None:
+def _check(contender: Any, target: State, state: State) -> None:
+    if not isinstance(contender, Plain):
+        require_equal(target, state, contender.name)
+        zero(target)
+
+
+def _time(turns: Turns, act: str, contender: Any, call: Any) -> None:
+    dist.barrier()
+    before = ServerLoad.of(contender.server)
     dist.barrier()
     start, cpu = time.perf_counter(), time.process_time()
-    act()
+    call()
     span = Span(start, time.perf_counter(), time.process_time() - cpu)
-    spans.setdefault(what, []).append(span)
     dist.barrier()
+    load = ServerLoad.of(contender.server).since(before)
+    turns.setdefault((act, contender.name), []).append(Turn(span, load))
 
 
-def _figures(workload: Workload, by_rank: Sequence[Spans]) -> list[Figures]:
+def _figures(workload: Workload, by_rank: Sequence[Turns]) -> list[Figures]:
     made: list[Figures] = []
     for act, name in by_rank[0]:
-        turns = list(zip(*(spans[act, name] for spans in by_rank), strict=True))
-        seconds = [max(s.stop for s in turn) - min(s.start for s in turn) for turn in turns]
-        about = workload.name, describe(workload.shapes), act, name
-        made.append(Figures(*about, median(seconds), min(seconds)))
+        turns = list(zip(*(turns[act, name] for turns in by_rank), strict=True))
+        spans = [[one.span for one in turn] for turn in turns]
+        seconds = [max(s.stop for s in turn) - min(s.start for s in turn) for turn in spans]
+        servers = [turn[0].server for turn in turns]
+        made.append(
+            Figures(
+                workload.name,
+                describe(workload.shapes),
+                act,
+                name,
+                median(seconds),
+                min(seconds),
+                median(sum(s.cpu_seconds for s in turn) for turn in spans),
+                median(server.cpu_seconds for server in servers),
+                dict(servers[-1].requests),
+                servers[-1].sent_nbytes,
+            )
+        )
     return made
 
 
 def show(figures: Sequence[Figures], console: Console) -> None:
     table = Table(title="Object store: SeaweedFS on this machine, 4 processes")
-    for name in ("workload", "size", "act", "contender"):
+    for name in ("workload", "act", "contender"):
         table.add_column(name, no_wrap=True)
-    for name in ("median", "fastest", "x ours"):
+    for name in ("median", "fastest", "x ours", "ranks' CPU", "server's", "busy", "MB sent"):
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("requests")
     for one in figures:
         ours = next(
             other
             for other in figures
             if (other.workload, other.act, other.contender) == (one.workload, one.act, "shardkeep")
         )
+        asked = sorted(one.requests.items(), key=lambda item: -item[1])
         table.add_row(
-            one.workload,
-            one.size,
+            f"{one.workload}: {one.size}",
             one.act,
             one.contender,
             f"{one.seconds:.2f} s",
             f"{one.fastest:.2f} s",
             f"{one.seconds / ours.seconds:.2f}",
+            f"{one.cpu_seconds:.1f} s",
+            f"{one.server_cpu_seconds:.1f} s",
+            f"{one.busy:.0%}",
+            f"{one.sent_nbytes / 1e6:.1f}",
+            ", ".join(f"{count} {kind}" for kind, count in asked),
         )
     console.print(table)
     console.print(
-        "x ours: how many times as long as shardkeep's median. The limit is plain obstore."
+        "x ours: how many times as long as shardkeep's median. The limit is plain obstore. "
+        "busy: of all processors, by the ranks and the server. MB sent: by the server."
     )
 
 
@@ -304,7 +235,7 @@ def main() -> None:
     options = parser.parse_args()
     if reason := cannot_serve():
         raise SystemExit(reason)
-    console = Console(width=None if Console().is_terminal else 120)
+    console = Console(width=None if Console().is_terminal else 200)
     figures: list[Figures] = []
     with seaweedfs() as server:
         for workload in workloads(options.quick, options.once):

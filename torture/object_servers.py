@@ -32,6 +32,9 @@ class S3Server:
     """A server that answers, with one empty bucket."""
 
     endpoint: str
+    pid: int = 0
+    metrics_url: str = ""
+    """Where it tells what it was asked, if it does."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -96,10 +99,12 @@ def seaweedfs() -> Generator[S3Server]:
             "-master.telemetry=false", "-admin.ui=false", "-webdav=false",
             "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.volumeSizeLimitMB=1024",
             *(f"-{part}.port.grpc={port}" for part, port in network.ports.items()),
+            "-metricsPort=9327",
         ]  # fmt: skip
         keys = {"AWS_ACCESS_KEY_ID": _KEY, "AWS_SECRET_ACCESS_KEY": _SECRET}
-        with _running(command, folder, keys):
-            server = S3Server(f"http://{network.address}:8333")
+        with _running(command, folder, keys) as pid:
+            here = f"http://{network.address}"
+            server = S3Server(f"{here}:8333", pid, f"{here}:9327/metrics")
             _wait_for(server, folder)
             try:
                 yield server
@@ -132,7 +137,8 @@ _ENDS_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpri
 
 
 @contextmanager
-def _running(command: list[str], folder: str, environment: dict[str, str]) -> Generator[None]:
+def _running(command: list[str], folder: str, environment: dict[str, str]) -> Generator[int]:
+    """The process, by its id; `setpriv` and `ip` become the program that they start."""
     with open(Path(folder, "log"), "wb") as log:
         process = subprocess.Popen(
             [*_ENDS_WITH_US, *command],
@@ -144,7 +150,7 @@ def _running(command: list[str], folder: str, environment: dict[str, str]) -> Ge
             start_new_session=True,
         )
         try:
-            yield
+            yield process.pid
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

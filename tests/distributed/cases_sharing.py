@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import shardkeep as sk
+from shardkeep.plan.sharing import Reach
 from shardkeep.state.diff import diff_state_dict
 from shardkeep.storage import LocalStorage
 from shardkeep.transfer import filling, pump, shared_fill, wire
@@ -46,8 +47,11 @@ def big_state(way: str, scale: float = 1.0) -> dict[str, Any]:
     plain = {"steps": [torch.tensor(float(n)) * scale for n in range(5)], "norm": whole[2].clone()}
     if way == "ddp":
         return {"model": whole, **plain}
+    if way == "sharded":
+        plain = {}
     shape, places = {
         "fsdp": ((4,), [Shard(0)]),
+        "sharded": ((4,), [Shard(0)]),
         "hsdp": ((2, 2), [Replicate(), Shard(0)]),
         "columns": ((4,), [Shard(2)]),
     }[way]
@@ -103,6 +107,23 @@ def load_little_at_a_time(rank: int, world: int, *, path: str) -> list[int]:
     return [fetched]
 
 
+def load_what_is_on_rank_3(rank: int, world: int, *, path: str) -> list[int]:
+    """Rank 3 alone has the files at hand; it has filled its own state when others still stage."""
+    state = big_state("ddp", scale=0.0)
+    if rank < 3:
+        state["model"] = [one.double() for one in state["model"]]
+    near = dict.fromkeys(range(100), (3,))
+    with (
+        patch.object(filling, "_STAGED_NBYTES", 2**20),
+        patch("shardkeep.transfer.share.Reach", lambda: Reach(near, far=False)),
+        Counted(path) as storage,
+    ):
+        report = sk.load(storage, state, cast=True, share="job", timeout=SECONDS)
+    state["model"] = [one.float() for one in state["model"]]
+    assert _equal(state, big_state("ddp"))
+    return [report.nbytes_read, report.nbytes_received]
+
+
 def load_damaged(rank: int, world: int, *, path: str, good: str) -> list[str]:
     """What the ranks raise; afterwards they share again."""
     state = big_state("ddp", scale=0.0)
@@ -140,3 +161,18 @@ def load_every_way(rank: int, world: int, *, paths: list[str]) -> int:
             assert_state(state, truth)
             count += 1
     return count
+
+
+def save_to_store(rank: int, world: int, *, url: str, options: dict[str, Any], way: str) -> int:
+    storage = sk.ObjectStorage(url, **options)
+    return sk.save(big_state(way), storage, timeout=SECONDS).total_nbytes
+
+
+def load_from_store(
+    rank: int, world: int, *, url: str, options: dict[str, Any], way: str
+) -> list[int]:
+    """As anybody would: without a word about sharing."""
+    state = big_state(way, scale=0.0)
+    report = sk.load(sk.ObjectStorage(url, **options), state, timeout=SECONDS)
+    assert _equal(state, big_state(way))
+    return [report.nbytes_read, report.nbytes_received]

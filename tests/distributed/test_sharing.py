@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
+import shardkeep as sk
+from benchmarks.server_load import ServerLoad
 from tests.distributed import cases_checkpoint, cases_sharing as cases
 
 
@@ -14,7 +17,7 @@ def saved(pool4, tmp_path_factory) -> dict[str, tuple[str, int]]:
     """Path and bytes of a checkpoint of each parallelism."""
     folder = tmp_path_factory.mktemp("sharing")
     found: dict[str, tuple[str, int]] = {}
-    for way in ("ddp", "hsdp", "fsdp"):
+    for way in ("ddp", "hsdp", "fsdp", "sharded"):
         path = str(folder / way)
         found[way] = path, pool4.run(cases.save, path=path, way=way)[0]
     return found
@@ -30,6 +33,32 @@ def test_all_ranks_together_fetch_what_is_stored(pool4, saved, way):
     if way == "ddp":
         assert [read + received for _, read, received in found] == [stored] * 4
         assert max(read for _, read, _ in found) < 0.5 * stored
+
+
+@pytest.mark.parametrize("share", ["auto", "job", "host"])
+def test_what_each_rank_wants_for_itself_passes_through_no_other(pool4, saved, share):
+    path, stored = saved["sharded"]
+    found = pool4.run(cases.load, path=path, way="sharded", share=share)
+
+    assert [received for _, _, received in found] == [0] * 4
+    assert sum(fetched for fetched, _, _ in found) == stored
+
+
+def test_only_what_two_ranks_want_passes_through_the_group(pool4, saved):
+    path, stored = saved["fsdp"]
+    found = pool4.run(cases.load, path=path, way="fsdp", share="job")
+
+    # The plain tensors are about 100 KB; a block that has a part of them is 256 KiB.
+    assert 0 < sum(received for _, _, received in found) < 0.2 * stored
+
+
+def test_who_alone_has_the_files_reads_for_those_who_want_more(pool4, saved):
+    path, stored = saved["ddp"]
+    found = pool4.run(cases.load_what_is_on_rank_3, path=path)
+
+    assert [read for read, _ in found[:3]] == [0] * 3
+    assert found[3][1] == 0
+    assert all(received >= stored for _, received in found[:3])
 
 
 def test_ranks_that_are_in_different_numbers_of_groups_share(pool4, saved):
@@ -93,3 +122,21 @@ def test_any_parallelism_into_any_other_shared(pool4, tmp_path):
     pool4.run(cases_checkpoint.save_in_every_way, folder=str(tmp_path), groups=[[0, 1, 2, 3]])
     paths = [str(path) for path in sorted(tmp_path.iterdir())]
     assert pool4.run(cases.load_every_way, paths=paths) == [8 * 8] * 4
+
+
+@pytest.mark.parametrize("way", ["ddp", "sharded"])
+def test_an_object_store_sends_each_byte_once(pool4, s3, way):
+    place = {"url": s3.url(f"sharing/{uuid4().hex}"), "options": s3.options, "way": way}
+    stored = pool4.run(cases.save_to_store, **place)[0]
+    manifest = sk.ObjectStorage(place["url"], **s3.options).size("manifest.json")
+    before = ServerLoad.of(s3)
+
+    found = pool4.run(cases.load_from_store, **place)
+
+    assert sum(read for read, _ in found) == stored
+    sent = ServerLoad.of(s3).since(before).sent_nbytes
+    assert sent == stored + 4 * manifest
+    if way == "ddp":
+        assert [read + received for read, received in found] == [stored] * 4
+    else:
+        assert [received for _, received in found] == [0] * 4

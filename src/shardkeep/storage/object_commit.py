@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from shardkeep.errors import NotFoundError, StorageError, UnsupportedError
+from shardkeep.errors import NotFoundError, ShardkeepError, StorageError, UnsupportedError
 from shardkeep.storage.failures import OutcomeUnknownError
 from shardkeep.storage.keys import new_temporary_key
 from shardkeep.storage.object_requests import Refused, Requests, Version, version_of
@@ -134,6 +134,18 @@ def require_conditions(requests: Requests) -> None:
         if requests.bucket not in _honest:
             _probe(requests)
             _honest.add(requests.bucket)
+
+
+def ask_for_conditions(requests: Requests) -> None:
+    """Have the store probed meanwhile, by a thread; whoever requires conditions hears of it."""
+
+    def ask() -> None:
+        # If it fails, it is asked again, and says why.
+        with suppress(ShardkeepError):
+            require_conditions(requests)
+
+    if requests.bucket not in _honest:
+        threading.Thread(target=ask, name="shardkeep-probe", daemon=True).start()
 
 
 def _probe(requests: Requests) -> None:

@@ -217,6 +217,9 @@ class ObjectStorage:
     def hold(self, key: str) -> AbstractContextManager[None]:
         self._require_writable()
         check_new_key(key)
+        if self._conditional:
+            # A commit will follow: then it need not wait for the answers.
+            object_commit.ask_for_conditions(self._requests)
         return self._leases.hold(key)
 
     def is_held(self, key: str) -> bool:

@@ -1,17 +1,21 @@
 """How do windows that arrive one by one fill what planned reads want?
 
-Windows of a file come in the order of their places. A read that wants bytes as they are takes them
-at once; one that copies boxes out of a range has the range put together first.
+A read that wants bytes as they are takes them at once, whichever window comes first. One that
+copies boxes out of a range has the range put together first: its windows had better come in order,
+so that few such ranges are in memory at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
-from shardkeep.plan.reads import DirectRead, WindowRead
+from shardkeep.plan.reads import Part, Read, SpanRead, WindowRead
 from shardkeep.plan.sharing import Window
 from shardkeep.transfer.read import Array, FileReads, block_span, copy_out
 
@@ -27,60 +31,114 @@ class _Open:
 @dataclass(slots=True)
 class _File:
     reads: FileReads
-    next: int = 0
-    """The first read that no window has reached yet."""
-    active: list[int] = field(default_factory=list[int])
+    starts: list[int]
+    reaches: list[int]
+    """How far each read and those before it go."""
     open: dict[int, _Open] = field(default_factory=dict[int, _Open])
+
+    def meeting(self, window: Window) -> range:
+        """The reads that may want bytes of a window, by number."""
+        first = bisect_right(self.reaches, window.start)
+        return range(first, bisect_left(self.starts, window.stop))
 
 
 class Assembly:
-    """Fills the targets of reads, which are by the file's index and in the order of the file."""
+    """Fills the targets of reads, which are by the file's index and in the order of the file.
+
+    The reads are spans and windows; threads may bring their bytes at the same time.
+    """
 
     def __init__(self, jobs: dict[int, FileReads]) -> None:
-        self._files = {index: _File(job) for index, job in jobs.items()}
+        self._files = {index: _file(job) for index, job in jobs.items()}
+        self._lock = threading.Lock()
 
     def spans(self, index: int) -> list[tuple[int, int]]:
         """The bytes that are wanted of a file, whole blocks."""
         job = self._files[index].reads
         return [block_span(job.file, read.start, read.stop) for read in job.reads]
 
+    def stands_alone(self, window: Window) -> bool:
+        """Whether the window's bytes can be used at once, without those of others."""
+        file = self._files[window.file]
+        reads = [file.reads.reads[number] for number in file.meeting(window)]
+        return all(_is_free(read, window) for read in reads)
+
+    def memory_of(self, window: Window) -> list[memoryview] | None:
+        """The memory that the window's bytes go to as they are; None if it is not as simple."""
+        file = self._files[window.file]
+        found: list[memoryview] = []
+        at = window.start
+        for number in file.meeting(window):
+            read = file.reads.reads[number]
+            for part in _parts(read, window) if isinstance(read, SpanRead) else ():
+                if part.start != at:
+                    return None
+                found.append(_place(file, part).data)
+                at = part.stop
+            if isinstance(read, WindowRead):
+                return None
+        return found if at == window.stop else None
+
     def take(self, window: Window, data: Array) -> None:
         """Use the bytes of a window."""
         file = self._files[window.file]
-        reads = file.reads.reads
-        while file.next < len(reads) and reads[file.next].start < window.stop:
-            file.active.append(file.next)
-            file.next += 1
-        for number in file.active:
-            self._fill(file, number, window, data)
-        file.active = [n for n in file.active if reads[n].stop > window.stop]
+        for number in file.meeting(window):
+            read = file.reads.reads[number]
+            if isinstance(read, SpanRead):
+                for part in _parts(read, window):
+                    _place(file, part)[:] = data[
+                        part.start - window.start : part.stop - window.start
+                    ]
+            elif isinstance(read, WindowRead):
+                self._fill(file, number, read, window, data)
 
-    def _fill(self, file: _File, number: int, window: Window, data: Array) -> None:
-        read = file.reads.reads[number]
+    def _fill(
+        self, file: _File, number: int, read: WindowRead, window: Window, data: Array
+    ) -> None:
         start, stop = max(read.start, window.start), min(read.stop, window.stop)
         if start >= stop:
             return
         part = data[start - window.start : stop - window.start]
-        if isinstance(read, DirectRead):
-            target = file.reads.targets[read.target].reshape(-1).view(np.uint8)
-            target[start - read.start : stop - read.start] = part
-        elif isinstance(read, WindowRead):
-            self._put_together(file, number, read, start, part)
-
-    def _put_together(
-        self, file: _File, number: int, read: WindowRead, start: int, part: Array
-    ) -> None:
         nbytes = read.stop - read.start
         if len(part) == nbytes:
             _copy_all(part, read, file.reads.targets)
             return
-        open_ = file.open.get(number)
-        if open_ is None:
-            open_ = file.open[number] = _Open(np.empty(nbytes, np.uint8), nbytes)
-        open_.scratch[start - read.start : start - read.start + len(part)] = part
-        open_.missing_nbytes -= len(part)
-        if not open_.missing_nbytes:
-            _copy_all(file.open.pop(number).scratch, read, file.reads.targets)
+        with self._lock:
+            open_ = file.open.get(number)
+            if open_ is None:
+                open_ = file.open[number] = _Open(np.empty(nbytes, np.uint8), nbytes)
+            open_.scratch[start - read.start : start - read.start + len(part)] = part
+            open_.missing_nbytes -= len(part)
+            if open_.missing_nbytes:
+                return
+            del file.open[number]
+        _copy_all(open_.scratch, read, file.reads.targets)
+
+
+def _file(job: FileReads) -> _File:
+    starts = [read.start for read in job.reads]
+    return _File(job, starts, list(accumulate((read.stop for read in job.reads), max)))
+
+
+def _is_free(read: Read, window: Window) -> bool:
+    """Whether a read takes what it wants of a window at once."""
+    if not isinstance(read, WindowRead):
+        return True
+    is_within = window.start <= read.start and read.stop <= window.stop
+    return is_within or read.stop <= window.start or window.stop <= read.start
+
+
+def _parts(read: SpanRead, window: Window) -> Iterator[Part]:
+    """What of a span lies in a window."""
+    for part in read.parts:
+        start, stop = max(part.start, window.start), min(part.stop, window.stop)
+        if start < stop:
+            yield Part(part.target, start, stop, part.at + start - part.start)
+
+
+def _place(file: _File, part: Part) -> Array:
+    target = file.reads.targets[part.target].reshape(-1).view(np.uint8)
+    return target[part.at : part.at + part.stop - part.start]
 
 
 def _copy_all(scratch: Array, read: WindowRead, targets: Sequence[Array]) -> None:

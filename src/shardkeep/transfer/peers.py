@@ -39,13 +39,8 @@ def copy_to_peers(
         sharing = Sharing(council, wire, "job", timeout=timeout, reach=_reach(listed, hosts))
         sharing.begin(listed.save_id)
         with _Copies(listed, local) as copies:
-            sharing.exchange(
-                copies.windows(_wanted(listed, hosts)),
-                copies.read,
-                copies.take,
-                threads=threads,
-                more=False,
-            )
+            windows = copies.windows(_wanted(listed, hosts))
+            sharing.exchange(windows, copies, threads=threads, more=False)
         council.report("load", b"")
         if council.me == council.chair:
             council.collect("load")
@@ -118,6 +113,13 @@ class _Copies:
     def take(self, window: Window, data: Array) -> None:
         """A part of a file of another host."""
         self._sinks[window.file].write(window.start, [data.data])
+
+    def stands_alone(self, window: Window) -> bool:
+        """Never: nobody reads what he wants himself."""
+        return False
+
+    def read_alone(self, window: Window) -> None:
+        raise AssertionError("nobody reads what he wants himself")
 
     def __enter__(self) -> _Copies:
         return self

@@ -2,16 +2,18 @@
 
 Every rank goes through its own windows in one order that all share, with a bounded number of bytes
 under way: the first window that anybody still waits for has been posted by all its ends, so that
-ranks cannot wait in a circle.
+ranks cannot wait in a circle. What one rank alone wants, and has at hand, concerns nobody else: it
+is read beside, in any order.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -23,11 +25,28 @@ from shardkeep.transfer.read import Array
 
 IN_FLIGHT_NBYTES = 64 * 1024 * 1024
 _MAX_READERS = 16
+# Windows that were used here and may still be on their way to others.
+_MAX_SENT = 3
 
-ReadWindow = Callable[[Window, Array], None]
-"""Fills memory with a window's bytes, which were checked."""
-TakeWindow = Callable[[Window, Array], None]
-"""Is given a window's bytes; the memory is used again afterwards."""
+
+class WindowActs(Protocol):
+    """What a rank does with windows of files; threads call it at the same time."""
+
+    def read(self, window: Window, memory: Array) -> None:
+        """Fill memory with a window's bytes, checked."""
+        ...
+
+    def take(self, window: Window, data: Array) -> None:
+        """Use a window's bytes; the memory is used again afterwards."""
+        ...
+
+    def stands_alone(self, window: Window) -> bool:
+        """Whether its bytes can be used before those of windows in front of it."""
+        ...
+
+    def read_alone(self, window: Window) -> Array | None:
+        """The bytes of a window that stands alone, to be taken; None if that is done."""
+        ...
 
 
 class BrokenOffError(Exception):
@@ -59,35 +78,72 @@ class _Flight:
 class Pump:
     """Moves this rank's windows; `stop` ends it between two of them."""
 
-    def __init__(
-        self, group: RankGroup, read: ReadWindow, take: TakeWindow, *, stop: threading.Event
-    ) -> None:
+    def __init__(self, group: RankGroup, acts: WindowActs, *, stop: threading.Event) -> None:
         self._group = group
-        self._read = read
-        self._take = take
+        self._acts = acts
         self._stop = stop
         self._free: list[torch.Tensor] = []
         self._nbytes_in_flight = 0
         self.moved = Moved()
         self.finished = 0
-        """Windows so far."""
+        """Grows with every window."""
         self.awaited: int | None = None
         """The rank that a window is to come from now."""
 
     def run(self, tasks: Sequence[SharedRead], *, threads: int, tag: int) -> Moved:
         """Carry out `tasks`, which are those in which this rank has a part, in order."""
+        alone = [task.window for task in tasks if self._is_alone(task)]
+        threads = min(_MAX_READERS, max(threads, 1))
+        beside = ThreadPoolExecutor(threads, "shardkeep-read")
+        try:
+            reads = [beside.submit(self._read_alone, window) for window in alone]
+            self._pump([task for task in tasks if not self._is_alone(task)], threads, tag)
+            for read in reads:
+                self.moved.nbytes_read += read.result()
+        except BaseException:
+            self._stop.set()
+            raise
+        finally:
+            beside.shutdown(wait=False, cancel_futures=True)
+        return self.moved
+
+    def _is_alone(self, task: SharedRead) -> bool:
+        me = self._group.me
+        return task.reader == me and task.takers == (me,) and self._acts.stands_alone(task.window)
+
+    def _read_alone(self, window: Window) -> int:
+        data = self._acts.read_alone(window)
+        self._require_going()
+        if data is not None:
+            self._acts.take(window, data)
+        self.finished += 1
+        return window.nbytes
+
+    def _pump(self, tasks: Sequence[SharedRead], threads: int, tag: int) -> None:
         flights: deque[_Flight] = deque()
-        pool = ThreadPoolExecutor(min(_MAX_READERS, max(threads, 1)), "shardkeep-share")
+        sent: deque[_Flight] = deque()
+        pool = ThreadPoolExecutor(threads, "shardkeep-share")
         try:
             for task in tasks:
-                while flights and self._is_full(task.window.nbytes):
-                    self._finish(flights.popleft(), tag)
+                while self._is_full(task.window.nbytes) and (sent or flights):
+                    self._go_on(flights, sent, tag)
                 flights.append(self._start(task, pool, tag))
-            while flights:
-                self._finish(flights.popleft(), tag)
+            while sent or flights:
+                self._go_on(flights, sent, tag)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        return self.moved
+
+    def _go_on(self, flights: deque[_Flight], sent: deque[_Flight], tag: int) -> None:
+        """One step: what is on its way to others gets there while the next window comes."""
+        if flights and len(sent) < _MAX_SENT:
+            sent.append(self._use(flights.popleft(), tag))
+        else:
+            self._finish(sent.popleft())
+
+    def _require_going(self) -> None:
+        if self._stop.is_set():
+            # What is taken now would change memory that is the caller's again.
+            raise BrokenOffError
 
     def _is_full(self, more_nbytes: int) -> bool:
         return self._nbytes_in_flight + more_nbytes > IN_FLIGHT_NBYTES
@@ -97,7 +153,7 @@ class Pump:
         memory = room[: task.window.nbytes]
         self._nbytes_in_flight += task.window.nbytes
         if task.reader == self._group.me:
-            read = pool.submit(self._read, task.window, memory.numpy())
+            read = pool.submit(self._acts.read, task.window, memory.numpy())
             return _Flight(task, room, memory, read, None)
         return _Flight(task, room, memory, None, self._receive(memory, task.reader, tag))
 
@@ -107,7 +163,8 @@ class Pump:
             room = torch.empty(nbytes, dtype=torch.uint8)
         return room
 
-    def _finish(self, flight: _Flight, tag: int) -> None:
+    def _use(self, flight: _Flight, tag: int) -> _Flight:
+        """Pass the window on, and take it."""
         window, reader, takers = flight.shared
         me = self._group.me
         if flight.read is not None:
@@ -119,15 +176,17 @@ class Pump:
             _wait(flight.arrival, reader)
             self.awaited = None
             self.moved.nbytes_received += window.nbytes
-        if self._stop.is_set():
-            # What is taken now would change memory that is the caller's again.
-            raise BrokenOffError
+        self._require_going()
         if me in takers:
-            self._take(window, flight.memory.numpy())
+            self._acts.take(window, flight.memory.numpy())
+        return flight
+
+    def _finish(self, flight: _Flight) -> None:
+        """Wait until it has been passed on; then its memory is free."""
         for to, work in flight.sends.items():
             _wait(work, to)
         self.finished += 1
-        self._nbytes_in_flight -= window.nbytes
+        self._nbytes_in_flight -= flight.shared.window.nbytes
         self._free.append(flight.room)
 
     def _send(self, memory: torch.Tensor, rank: int, tag: int) -> Work:

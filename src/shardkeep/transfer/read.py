@@ -150,7 +150,7 @@ class Reader:
         if (first, last) == step:
             read(start, parts)
         else:
-            scratch = self._read_scratch(file, first, last)
+            scratch = self.read_scratch(file, first, last)
             at = start - first
             for part in parts:
                 part[:] = scratch.data[at : at + len(part)]
@@ -161,7 +161,7 @@ class Reader:
     def _reading(self, file: OpenFile) -> Generator[ReadAt]:
         """Reads whole blocks, checked; the file is looked up once if the storage can."""
         if self._keeps_open is None:
-            yield partial(self._read_parts, file)
+            yield partial(self.read_parts, file)
             return
         with self._keeps_open.reading(file.name) as read_at:
 
@@ -172,20 +172,20 @@ class Reader:
             yield read
 
     def _window(self, job: FileReads, read: WindowRead) -> int:
-        scratch = self._read_scratch(job.file, read.start, read.stop)
+        scratch = self.read_scratch(job.file, read.start, read.stop)
         for copy in read.copies:
             copy_out(scratch, read.start, copy, job.targets[copy.target])
         return read.stop - read.start
 
     def _span(self, job: FileReads, read: SpanRead) -> int:
-        data = self._read_scratch(job.file, read.start, read.stop)
+        data = self.read_scratch(job.file, read.start, read.stop)
         for part in read.parts:
             target = job.targets[part.target].reshape(-1).view(np.uint8)
             found = data[part.start - read.start : part.stop - read.start]
             target[part.at : part.at + len(found)] = found
         return read.stop - read.start
 
-    def _read_scratch(self, file: OpenFile, start: int, stop: int) -> Array:
+    def read_scratch(self, file: OpenFile, start: int, stop: int) -> Array:
         """Bytes that are good until the thread reads again."""
         if self._distant is not None:
             # Without a copy: they stay where they came in.
@@ -198,9 +198,11 @@ class Reader:
 
     def read_blocks(self, file: OpenFile, start: int, memory: Array) -> None:
         """Fill `memory` with whole blocks of a file, checked; if damaged, of another copy."""
-        self._read_parts(file, start, [memory.data])
+        self.read_parts(file, start, [memory.data])
 
-    def _read_parts(self, file: OpenFile, start: int, parts: Sequence[memoryview]) -> None:
+    def read_parts(self, file: OpenFile, start: int, parts: Sequence[memoryview]) -> None:
+        """The same for blocks that go to several pieces of memory."""
+
         def read() -> None:
             self._source.read_into(file.name, start, parts)
             self._check(file, start, parts)

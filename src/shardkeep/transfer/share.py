@@ -28,7 +28,7 @@ from shardkeep.plan.sharing import Reach, SharedRead, Window, broker_of, divide
 from shardkeep.ranks import RankGroup, host_key, share_bytes, swap_bytes
 from shardkeep.storage import CanMap
 from shardkeep.transfer.council import Council
-from shardkeep.transfer.pump import BrokenOffError, Moved, Pump, ReadWindow, TakeWindow
+from shardkeep.transfer.pump import BrokenOffError, Moved, Pump, WindowActs
 from shardkeep.transfer.wire import Wire, wire_of
 
 Share = Literal["auto", "none", "host", "job"]
@@ -94,17 +94,12 @@ class Sharing:
         self._members = near if self._scope == "host" else list(council.ranks)
 
     def exchange(
-        self,
-        windows: Sequence[Window],
-        read: ReadWindow,
-        take: TakeWindow,
-        *,
-        threads: int,
-        more: bool,
+        self, windows: Sequence[Window], acts: WindowActs, *, threads: int, more: bool
     ) -> Moved:
         """Have every window taken; `more` if another exchange follows on this rank. SPMD."""
         self._tag += 1
-        act = _Exchange(self._group, self._members, self._reach, self._tag, read, take)
+        self._last = acts, threads
+        act = _Exchange(self._group, self._members, self._reach, self._tag, acts)
         outcome = _Outcome[tuple[Moved, bool]](lambda: act.run(windows, threads=threads, more=more))
         try:
             self._watch(outcome, act)
@@ -120,9 +115,10 @@ class Sharing:
         return moved
 
     def finish(self) -> None:
-        """Take part in what other ranks still exchange."""
+        """Take part in what other ranks still exchange; they may want what is at hand here."""
         while self._others_go_on:
-            self.exchange((), _nothing, _nothing, threads=1, more=False)
+            acts, threads = self._last
+            self.exchange((), acts, threads=threads, more=False)
 
     def _watch(self, outcome: _Outcome[T], exchange: _Exchange) -> None:
         """Return when it is over; raises if a rank gives up, or if nothing moves any more."""
@@ -187,15 +183,14 @@ class _Exchange:
         members: Sequence[int],
         reach: Reach,
         tag: int,
-        read: ReadWindow,
-        take: TakeWindow,
+        acts: WindowActs,
     ) -> None:
         self._group = group
         self._members = members
         self._reach = reach
         self._tag = tag
         self.stop = threading.Event()
-        self._pump = Pump(group, read, take, stop=self.stop)
+        self._pump = Pump(group, acts, stop=self.stop)
         self._is_planned = 0
 
     @property
@@ -289,10 +284,6 @@ def _hosts(notes: Mapping[int, bytes]) -> dict[int, int]:
         )
     numbers: dict[str, int] = {}
     return {rank: numbers.setdefault(arrivals[rank].host, len(numbers)) for rank in arrivals}
-
-
-def _nothing(window: Window, memory: Any) -> None:
-    raise AssertionError("nothing was asked for")
 
 
 def sharing_of(

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 
 from shardkeep.plan.sharing import Window, windows_of
+from shardkeep.storage.protocols import CanFetch
 from shardkeep.transfer.assembly import Assembly
 from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.load import ReadRule, Want, plan_load
@@ -29,16 +30,31 @@ def fetch_headers(opened: Opened, indices: Iterable[int], sharing: Sharing, *, t
     missing = headers.missing(sorted(indices)) if headers else []
     windows = [Window(index, 0, 0, files[index].header_nbytes) for index in missing]
 
-    def read(window: Window, memory: Array) -> None:
-        if headers is not None:
-            memory[:] = np.frombuffer(headers.read_both(window.file)[1], np.uint8)
-
-    def take(window: Window, data: Array) -> None:
-        if headers is not None:
-            headers.take(window.file, data.tobytes())
-
     threads = max(threads, in_flight(opened.storage))
-    return sharing.exchange(windows, read, take, threads=threads, more=True).nbytes_read
+    acts = _HeaderActs(headers)
+    return sharing.exchange(windows, acts, threads=threads, more=True).nbytes_read
+
+
+class _HeaderActs:
+    """Headers, each of which is one window."""
+
+    def __init__(self, headers: Headers | None) -> None:
+        self._headers = headers
+
+    def read(self, window: Window, memory: Array) -> None:
+        if self._headers is not None:
+            memory[:] = np.frombuffer(self._headers.read_both(window.file)[1], np.uint8)
+
+    def take(self, window: Window, data: Array) -> None:
+        if self._headers is not None:
+            self._headers.take(window.file, data.tobytes())
+
+    def stands_alone(self, window: Window) -> bool:
+        return True
+
+    def read_alone(self, window: Window) -> None:
+        if self._headers is not None:
+            self._headers.fetch([window.file], threads=1)
 
 
 def fill_together(
@@ -53,11 +69,12 @@ def fill_together(
 ) -> int:
     """Fill the arrays of all wants; the number of bytes that this rank read. SPMD.
 
-    `more` if this rank does so again: others, who do not, take part.
+    What it alone wants goes straight to where it belongs. `more` if this rank does so again: those
+    who do not take part in it.
     """
     with gc_paused():
         # By the same rule on all ranks: what requests cost was measured by each for itself.
-        plans = plan_load(opened, wants, threads=threads, rule=ReadRule())
+        plans = plan_load(opened, wants, threads=threads, rule=ReadRule(in_spans=True))
     jobs = {plan.index: FileReads(plan.file, plan.reads, plan.arrays) for plan in plans}
     assembly = Assembly(jobs)
     windows = [
@@ -72,18 +89,41 @@ def fill_together(
     ]
     meter.expect(sum(window.nbytes for window in windows))
     reader = Reader(opened.storage, threads=threads, verify=verify, meter=meter)
-    # Another rank may want what this one does not: it knows only then where its blocks are.
-    file = cache(opened.places.open_file)
-
-    def read(window: Window, memory: Array) -> None:
-        reader.read_blocks(file(window.file), window.start, memory)
-
-    def take(window: Window, data: Array) -> None:
-        assembly.take(window, data)
-        meter.add(window.nbytes)
-
+    acts = _DataActs(opened, assembly, reader, meter)
     threads = max(threads, in_flight(opened.storage))
-    return sharing.exchange(windows, read, take, threads=threads, more=more).nbytes_read
+    return sharing.exchange(windows, acts, threads=threads, more=more).nbytes_read
+
+
+class _DataActs:
+    """Windows of whole blocks, on their way into the memory that wants them."""
+
+    def __init__(self, opened: Opened, assembly: Assembly, reader: Reader, meter: Meter) -> None:
+        # Another rank may want what this one does not: it knows only then where its blocks are.
+        self._file = cache(opened.places.open_file)
+        self._is_distant = isinstance(opened.storage, CanFetch)
+        self._assembly = assembly
+        self._reader = reader
+        self._meter = meter
+
+    def read(self, window: Window, memory: Array) -> None:
+        self._reader.read_blocks(self._file(window.file), window.start, memory)
+
+    def take(self, window: Window, data: Array) -> None:
+        self._assembly.take(window, data)
+        self._meter.add(window.nbytes)
+
+    def stands_alone(self, window: Window) -> bool:
+        return self._assembly.stands_alone(window)
+
+    def read_alone(self, window: Window) -> Array | None:
+        file = self._file(window.file)
+        # What comes from a distance may come late, when the load has failed: it is looked at first.
+        memory = None if self._is_distant else self._assembly.memory_of(window)
+        if memory is None:
+            return self._reader.read_scratch(file, window.start, window.stop)
+        self._reader.read_parts(file, window.start, memory)
+        self._meter.add(window.nbytes)
+        return None
 
 
 def _stripe_nbytes(block_nbytes: int) -> int:
