@@ -118,6 +118,8 @@ def _race(workload: Workload, server: S3Server) -> Turns:
     state = make(workload.shapes, workload.placing, filled=True)
     target = {} if workload.load_ranks else make(workload.shapes, workload.placing, filled=False)
     _warm_up(workload, server)
+    # Whoever comes first would wait until the server has made its files larger.
+    Plain(server).save(state, f"{_path(workload, Plain(server), 0)}-room")
     turns: Turns = {}
     for turn in range(workload.repetitions):
         for one in _in_turn(server, turn):
