@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     )
     from shardkeep.manifest.header_plan import (
         EntrySpec as EntrySpec,
+        EntryTable as EntryTable,
         HeaderPlan as HeaderPlan,
+        encode_entries as encode_entries,
         plan_header as plan_header,
     )
     from shardkeep.manifest.model import (
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
         MANIFEST_NAME as MANIFEST_NAME,
         DataFile as DataFile,
         chunk_name as chunk_name,
+        chunk_names as chunk_names,
         file_name as file_name,
         lock_name as lock_name,
         new_save_id as new_save_id,
@@ -89,6 +92,7 @@ else:
             "DictNode": "shardkeep.manifest.nodes",
             "Digests": "shardkeep.manifest.digests",
             "EntrySpec": "shardkeep.manifest.header_plan",
+            "EntryTable": "shardkeep.manifest.header_plan",
             "FileRecord": "shardkeep.manifest.files",
             "FileTable": "shardkeep.manifest.files",
             "Header": "shardkeep.manifest.header",
@@ -113,6 +117,7 @@ else:
             "ValueNode": "shardkeep.manifest.nodes",
             "check_json": "shardkeep.manifest.plain_json",
             "chunk_name": "shardkeep.manifest.names",
+            "chunk_names": "shardkeep.manifest.names",
             "decode_header": "shardkeep.manifest.header",
             "decode_listed_header": "shardkeep.manifest.header",
             "decode_manifest": "shardkeep.manifest.codec",
@@ -120,6 +125,7 @@ else:
             "decode_summary": "shardkeep.manifest.summary",
             "decode_tree": "shardkeep.manifest.tree_codec",
             "decode_value": "shardkeep.manifest.values",
+            "encode_entries": "shardkeep.manifest.header_plan",
             "encode_manifest": "shardkeep.manifest.codec",
             "encode_runs": "shardkeep.manifest.runs",
             "encode_tree": "shardkeep.manifest.tree_codec",

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import cast
 
 import msgspec
+from msgspec import UNSET
 
 from shardkeep.errors import CorruptError, InvalidError
 from shardkeep.manifest.dtypes import STORED_ITEMSIZES
@@ -42,29 +44,40 @@ def stored_entries(
     """The entries with places in the file; they must fill all of it behind the header."""
     entries: dict[str, StoredEntry] = {}
     stop = header_nbytes
+    sizes: dict[object, tuple[int, int]] = {}
+    """By dtype and shape, which many share: the bytes of such an entry, and of one item."""
     for name, found in wire.items():
-        entry = entries[name] = _entry(name, found, header_nbytes)
-        if entry.start != stop:
+        dtype, shape, offsets = found.dtype, found.shape, found.data_offsets
+        alike = dtype, shape
+        if offsets is UNSET or alike not in sizes or found.shardkeep is not UNSET:
+            offsets = _checked(name, found)
+            sizes[alike] = offsets[1] - offsets[0], STORED_ITEMSIZES[cast("str", dtype)]
+        start, end = header_nbytes + offsets[0], header_nbytes + offsets[1]
+        nbytes, itemsize = sizes[alike]
+        if end - start != nbytes or start % itemsize or not header_nbytes <= start <= MAX_INT:
+            _checked(name, found)
+        if start != stop:
             raise CorruptError(
-                f"entry {shown(name)} starts at byte {shown(entry.start)}, but the one before it "
+                f"entry {shown(name)} starts at byte {shown(start)}, but the one before it "
                 f"ends at {stop}: entries leave no holes and do not overlap"
             )
-        stop = entry.stop
+        stop = end
+        entries[name] = StoredEntry(cast("str", dtype), cast("tuple[int, ...]", shape), start, end)
     if stop != file_nbytes:
         raise CorruptError(f"entries end at byte {stop} of a file of {file_nbytes} bytes")
     return entries
 
 
-def _entry(name: str, found: WireEntry, header_nbytes: int) -> StoredEntry:
+def _checked(name: str, found: WireEntry) -> tuple[int, int]:
+    """The entry's place, if the entry makes sense."""
     dtype, shape, offsets = found.dtype, found.shape, found.data_offsets
-    unset = msgspec.UnsetType
-    if isinstance(dtype, unset) or isinstance(shape, unset) or isinstance(offsets, unset):
+    if dtype is UNSET or shape is UNSET or offsets is UNSET:
         raise CorruptError(f"entry {shown(name)} lacks dtype, shape or data_offsets")
-    if not isinstance(found.shardkeep, unset):
+    if found.shardkeep is not UNSET:
         raise CorruptError(f"entry {shown(name)} has a field of __metadata__")
     start, stop = offsets
     check_entry(name, dtype, shape, start, stop - start)
-    return StoredEntry(dtype, shape, header_nbytes + start, header_nbytes + stop)
+    return offsets
 
 
 def check_entry(name: str, dtype: str, shape: tuple[int, ...], start: int, nbytes: int) -> None:

@@ -7,7 +7,7 @@ digests of the data's blocks and the rank's own values. `header_plan` writes hea
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from shardkeep.manifest.limits import (
     PAGE,
 )
 from shardkeep.manifest.model import Manifest, TensorRecord
-from shardkeep.manifest.names import check_save_id, chunk_name
+from shardkeep.manifest.names import check_save_id, chunk_name, chunk_names
 from shardkeep.manifest.nodes import Node
 from shardkeep.manifest.plain_json import shown
 from shardkeep.manifest.tree_codec import decode_tree
@@ -73,6 +73,21 @@ class Header:
                 f"the manifest says {expected[0]} of shape {list(expected[1])}"
             )
         return entry
+
+    def starts(self, records: Sequence[TensorRecord], box: Box, *, where: str) -> list[int]:
+        """Where `box` of each of many tensors of one dtype and shape starts; as `chunk`."""
+        if not records:
+            return []
+        first, entries = records[0], self.entries
+        dtype, shape = storage_entry(first.dtype, box.shape)
+        found: list[int] = []
+        names = chunk_names([record.key for record in records], box, first.shape)
+        for name, record in zip(names, records, strict=True):
+            entry = entries.get(name)
+            if entry is None or entry.dtype != dtype or entry.shape != shape:
+                entry = self.chunk(record, box, where=where)
+            found.append(entry.start)
+        return found
 
 
 class _Metadata(msgspec.Struct, forbid_unknown_fields=True):

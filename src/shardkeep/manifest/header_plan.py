@@ -47,6 +47,14 @@ class HeaderPlan:
         return length.to_bytes(LENGTH_NBYTES, "little") + text.ljust(length)
 
 
+class EntryTable(msgspec.Struct, frozen=True):
+    """What a header says of its chunks: the same for every save that writes them."""
+
+    text: bytes
+    """As JSON."""
+    data_nbytes: int
+
+
 class _Entry(msgspec.Struct, gc=False):
     dtype: str
     shape: tuple[int, ...]
@@ -54,7 +62,7 @@ class _Entry(msgspec.Struct, gc=False):
 
 
 def plan_header(
-    entries: Sequence[EntrySpec],
+    entries: Sequence[EntrySpec] | EntryTable,
     *,
     save_id: str,
     rank: int,
@@ -72,13 +80,17 @@ def plan_header(
     check_blocks(block_nbytes, block_count, data_nbytes)
     if per_rank and number:
         raise InvalidError(f"per_rank values go into file number 0, not {number}")
-    chunks = encode_json(_entries(entries, data_nbytes))
+    table = entries if isinstance(entries, EntryTable) else encode_entries(entries)
+    if table.data_nbytes != data_nbytes:
+        raise InvalidError(
+            f"entries of {table.data_nbytes} bytes make no data of {data_nbytes} bytes"
+        )
     own = with_fresh_stack(lambda: encode_json(_per_rank(per_rank)))
     about = {"version": VERSION, "save_id": save_id, "rank": rank, "number": number}
     before = encode_json({**about, "block": block_nbytes})[:-1] + b',"digests":"'
     return _plan(
         b'{"__metadata__":{"shardkeep":"' + _escaped(before),
-        _escaped(b'","per_rank":' + own + b"}") + b'"}' + _rest(chunks),
+        _escaped(b'","per_rank":' + own + b"}") + b'"}' + _rest(table.text),
         block_count,
     )
 
@@ -95,18 +107,17 @@ def _plan(before: bytes, after: bytes, block_count: int) -> HeaderPlan:
     return HeaderPlan(before, after, block_count, header_nbytes)
 
 
-def _entries(entries: Sequence[EntrySpec], data_nbytes: int) -> dict[str, _Entry]:
+def encode_entries(entries: Sequence[EntrySpec]) -> EntryTable:
+    """The entries of a header, whose data follow each other."""
     made: dict[str, _Entry] = {}
     start = 0
     for name, dtype, shape, nbytes in entries:
         check_entry(name, dtype, shape, start, nbytes)
         made[name] = _Entry(dtype, shape, (start, start + nbytes))
         start += nbytes
-    if start != data_nbytes:
-        raise InvalidError(f"entries of {start} bytes make no data of {data_nbytes} bytes")
     if len(made) != len(entries) or "__metadata__" in made:
         raise InvalidError("two entries have the same name, or one is called '__metadata__'")
-    return made
+    return EntryTable(encode_json(made), start)
 
 
 def _per_rank(values: Mapping[str, Node]) -> dict[str, object]:

@@ -121,6 +121,15 @@ def chunk_name(key: str, box: Box, shape: Sequence[int]) -> str:
     return f"{key}@[{','.join(spans)}]"
 
 
+def chunk_names(keys: Sequence[str], box: Box, shape: Sequence[int]) -> list[str]:
+    """As `chunk_name`, for the same box of many tensors of one shape."""
+    spans = [f"{a}:{b}" for a, b in zip(box.start, box.stop, strict=True)]
+    suffix = f"@[{','.join(spans)}]"
+    if box.stop == tuple(shape) and not any(box.start):
+        return [f"{key}{suffix}" if _needs_suffix(key) else key for key in keys]
+    return [f"{key}{suffix}" for key in keys]
+
+
 def parse_chunk_name(name: str) -> tuple[str, Box | None]:
     """The key, and the box unless the chunk is the whole tensor.
 

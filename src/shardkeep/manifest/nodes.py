@@ -15,15 +15,14 @@ from shardkeep.manifest.plain_json import Json
 from shardkeep.manifest.values import decode_value, encode_value
 
 
-@dataclass(frozen=True, slots=True)
-class TensorNode:
+# Made by the 10,000s: a Struct is many times as fast as a dataclass, and has nothing to collect.
+class TensorNode(msgspec.Struct, frozen=True, gc=False):
     """The tensor with this number."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayNode:
+class ArrayNode(msgspec.Struct, frozen=True, gc=False):
     """A NumPy array, stored as the tensor with this number."""
 
     index: int

@@ -54,8 +54,17 @@ class _Writer(TreeRules):
         return {"array": node.index}
 
     def _dict(self, node: DictNode, depth: int) -> Json:
-        self.check_keys(node.items)
-        items = [[key, self.write(child, depth)] for key, child in node.items]
+        self.check_keys([key for key, _ in node.items])
+        if node.items:
+            self.check_depth(depth)
+        write, count = self.write, self.tensor_count
+        # Nearly all are tensors, perhaps many thousands: no call is made for each.
+        items = [
+            [key, child.index]
+            if type(child) is TensorNode and type(child.index) is int and 0 <= child.index < count
+            else [key, write(child, depth)]
+            for key, child in node.items
+        ]
         return {"odict" if node.ordered else "dict": items}
 
     def _list(self, node: ListNode, depth: int) -> Json:
@@ -124,14 +133,20 @@ class _Reader(TreeRules):
         return DictNode(self._items(body, depth), ordered=True)
 
     def _items(self, body: object, depth: int) -> tuple[tuple[str | int, Node], ...]:
-        read, items = self.read, list[tuple[Any, Node]]()
-        for item in _list_of(body):
-            if type(item) is not list or len(cast("list[Any]", item)) != 2:
-                raise CorruptError("tree: an item of a dict is not [key, node]")
-            key, child = cast("list[Any]", item)
-            items.append((key, read(child, depth)))
-        self.check_keys(items)
-        return tuple(items)
+        pairs = _pairs_of(body)
+        self.check_keys([key for key, _ in pairs])
+        if pairs:
+            self.check_depth(depth)
+        read, count = self.read, self.tensor_count
+        # As in `_dict` of the writer.
+        return tuple(
+            [
+                (key, TensorNode(child))
+                if type(child) is int and 0 <= child < count
+                else (key, read(child, depth))
+                for key, child in pairs
+            ]
+        )
 
     def _list(self, body: object, depth: int) -> ListNode:
         return ListNode(tuple([self.read(child, depth) for child in _list_of(body)]))
@@ -171,6 +186,14 @@ def _list_of(body: object) -> list[object]:
     if type(body) is not list:
         raise CorruptError(f"tree: expected a list, found {shown(body)}")
     return cast("list[object]", body)
+
+
+def _pairs_of(body: object) -> list[tuple[Any, Any]]:
+    """The items of a dict."""
+    items = cast("list[Any]", _list_of(body))
+    if not all(type(item) is list and len(item) == 2 for item in items):
+        raise CorruptError("tree: an item of a dict is not [key, node]")
+    return items
 
 
 def _sparse_fields(body: object) -> tuple[str, tuple[int, ...], bool, dict[str, object]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shardkeep.errors import InvalidError
 from shardkeep.manifest.dtypes import tensor_nbytes
 from shardkeep.manifest.limits import EXACT_INT, MAX_TREE_DEPTH
-from shardkeep.manifest.nodes import SPARSE_PARTS, Node, SparseNode, TensorNode
+from shardkeep.manifest.nodes import SPARSE_PARTS, SparseNode, TensorNode
 from shardkeep.manifest.plain_json import shown
 
 
@@ -26,9 +26,8 @@ class TreeRules:
         if depth > MAX_TREE_DEPTH:
             raise InvalidError(f"tree: nested deeper than {MAX_TREE_DEPTH} levels")
 
-    def check_keys(self, items: Sequence[tuple[object, Node]]) -> None:
-        keys = [key for key, _ in items]
-        for key in keys:
+    def check_keys(self, keys: Sequence[object]) -> None:
+        for key in keys if set(map(type, keys)) != {str} else ():
             if type(key) is not str and (type(key) is not int or abs(key) >= EXACT_INT):
                 raise InvalidError(
                     f"tree: key {shown(key)} is neither a string nor an integer below 2**53"

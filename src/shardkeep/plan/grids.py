@@ -70,7 +70,13 @@ def tensor_records(
     entries: Mapping[str, Entry], divisions: Mapping[str, Division], table: GridTable
 ) -> tuple[TensorRecord, ...]:
     """Every tensor with the number of its grid, in the order of `entries`."""
-    return tuple(
-        TensorRecord(key, entry.dtype, entry.shape, table.add(divisions.get(key)))
-        for key, entry in entries.items()
-    )
+    # Tensors alike have one division: it is hashed once.
+    numbers: dict[int, int] = {}
+    records: list[TensorRecord] = []
+    for key, entry in entries.items():
+        division = divisions.get(key)
+        number = numbers.get(id(division))
+        if number is None:
+            number = numbers[id(division)] = table.add(division)
+        records.append(TensorRecord(key, entry.dtype, entry.shape, number))
+    return tuple(records)

@@ -24,7 +24,7 @@ Tree = tuple[Node, Sequence[int]]
 def relabel(node: Node, numbers: Sequence[int]) -> Node:
     """The node with tensor i renamed to `numbers[i]`."""
     if isinstance(node, TensorNode | ArrayNode):
-        return replace(node, index=numbers[node.index])
+        return type(node)(numbers[node.index])
     if isinstance(node, DictNode):
         return replace(node, items=tuple((key, relabel(one, numbers)) for key, one in node.items))
     if isinstance(node, ListNode | TupleNode):

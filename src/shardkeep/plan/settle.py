@@ -223,6 +223,12 @@ def layouts_of_view(
     left_out = set(skipped)
     whole, ranks_of = _WholeLayouts(), dict[tuple[int, ...], list[int]]()
     found: dict[str, Layout] = {}
+    if not (numbers_of or left_out or listed):
+        alone = list(ranks_by_view[number])
+        # Entries alike are mostly one object.
+        distinct = {id(entry): entry for entry in view.entries.values()}
+        layouts = {one: e.layout or whole.of(e.shape, alone) for one, e in distinct.items()}
+        return {key: layouts[id(entry)] for key, entry in view.entries.items()}
     for key, entry in view.entries.items():
         if key in left_out:
             continue

@@ -33,7 +33,10 @@ View = Mapping[str, Entry]
 def encode_view(view: View) -> bytes:
     """The view as JSON; entries and meshes, which repeat, stand in tables of their own."""
     entries: dict[Entry, int] = {}
-    numbers = [entries.setdefault(entry, len(entries)) for entry in view.values()]
+    # Entries alike are mostly one object, which is hashed once.
+    known = {id(entry): entry for entry in view.values()}
+    number_of = {one: entries.setdefault(entry, len(entries)) for one, entry in known.items()}
+    numbers = [number_of[id(entry)] for entry in view.values()]
     meshes: dict[Mesh, int] = {}
     described = [
         [entry.dtype, entry.shape, _encode_layout(entry.layout, meshes)] for entry in entries

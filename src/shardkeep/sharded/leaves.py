@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 import torch
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 LeafKind = Literal["tensor", "dtensor", "sharded"]
+_T = TypeVar("_T")
 
-# Nearly all leaves: told by their type alone.
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""The types of nearly all leaves, which are one piece of memory each."""
 
 
 def leaf_kind(leaf: object) -> LeafKind | None:
     """Which kind of tensor this is; None for anything else."""
-    if type(leaf) in _PLAIN:
+    if type(leaf) in PLAIN:
         return "tensor"
     return _kind_of(type(leaf))
 
@@ -52,12 +53,15 @@ def local_tensors(leaf: torch.Tensor) -> tuple[torch.Tensor, ...]:
         shards = cast("ShardedTensorBase", leaf).local_shards()
         return tuple(shard.tensor.detach() for shard in shards)
     if kind == "dtensor":
-        return (_wait(cast("Any", leaf)._local_tensor.detach()),)
+        return (_wait(cast("Any", leaf)._local_tensor),)
     return (leaf.detach(),)
 
 
 def _wait(local: torch.Tensor) -> torch.Tensor:
-    """A local tensor whose collective is done."""
+    """A local tensor, detached, whose collective is done."""
+    if type(local) is torch.Tensor and not local.requires_grad:
+        return local
+    local = local.detach()
     return local.wait() if hasattr(local, "wait") else local  # type: ignore[operator]
 
 
@@ -144,6 +148,36 @@ def _torch_sharded_with(
     return library.ShardedTensor._init_from_local_shards_and_global_metadata(
         mine, metadata, process_group=leaf._process_group
     )
+
+
+class LaidOutAlike(Generic[_T]):
+    """What `find` tells of a DTensor: once for all that share mesh, placements, shape and dtype.
+
+    For the leaves of one tree, which keeps the meshes: they go by their identity.
+    """
+
+    def __init__(self, find: Callable[[torch.Tensor], _T]) -> None:
+        self._find = find
+        self._known: dict[object, list[tuple[object, _T]]] = {}
+
+    def of(self, leaf: torch.Tensor) -> _T:
+        """The answer for a leaf that is a DTensor."""
+        # Not by the tensor's own attributes, each of which takes as long as all of this.
+        spec = cast("Any", leaf)._spec
+        placements, meta = spec.placements, spec.tensor_meta
+        # With types: some versions of torch have a strided shard equal a plain one.
+        kinds = tuple(map(type, placements))
+        alike = id(spec.mesh), meta.shape, meta.dtype, kinds
+        known = self._known.get(alike)
+        if known is None:
+            known = self._known[alike] = []
+        # Compared, not hashed: that takes longer.
+        for others, found in known:
+            if others == placements:
+                return found
+        found = self._find(leaf)
+        known.append((placements, found))
+        return found
 
 
 def global_layout(leaf: torch.Tensor, ranks: Sequence[int] = (0,)) -> Layout:

@@ -15,7 +15,7 @@ from shardkeep.state.live import Live, Stateful, Stored, is_adapter, is_live
 from shardkeep.state.modules import LiveModule, parameter_names
 from shardkeep.state.optimizers import LiveOptimizer
 from shardkeep.state.paths import Path, dotted, path_text
-from shardkeep.state.tree import leaves, map_tree
+from shardkeep.state.tree import COMMON_LEAVES, leaves, map_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,16 @@ def parts(*members: Any) -> Parts:
 
 def adapters(tree: Any) -> dict[Path, Live]:
     """An adapter for each live object of the tree, by its place."""
-    live = {path: leaf for path, leaf in leaves(tree) if isinstance(leaf, Parts) or is_live(leaf)}
+    return adapters_of(leaves(tree))
+
+
+def adapters_of(found: Sequence[tuple[Path, Any]]) -> dict[Path, Live]:
+    """As `adapters`, of a tree that has these leaves."""
+    live = {
+        path: leaf
+        for path, leaf in found
+        if type(leaf) not in COMMON_LEAVES and (isinstance(leaf, Parts) or is_live(leaf))
+    }
     names = _names(live)
     return {path: _adapter(leaf, path, names) for path, leaf in live.items()}
 
@@ -50,8 +59,11 @@ def adapters(tree: Any) -> dict[Path, Live]:
 def expand(tree: Any) -> Any:
     """The tree with live objects replaced by what is kept of them."""
     found = adapters(tree)
-    if not found:
-        return tree
+    return expanded(tree, found) if found else tree
+
+
+def expanded(tree: Any, found: Mapping[Path, Live]) -> Any:
+    """The tree with these live objects replaced by what is kept of them."""
     return map_tree(lambda path, leaf: found[path].kept() if path in found else leaf, tree)
 
 

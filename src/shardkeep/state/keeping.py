@@ -11,6 +11,7 @@ by its path, before anything is written.
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -32,12 +33,12 @@ from shardkeep.manifest import (
     encode_value,
 )
 from shardkeep.plan import Entry
-from shardkeep.sharded.leaves import is_on_meta, leaf_kind, local_tensors
-from shardkeep.state.adapting import expand
+from shardkeep.sharded.leaves import PLAIN, LaidOutAlike, LeafKind, leaf_kind, local_tensors
+from shardkeep.state.adapting import adapters_of, expanded
 from shardkeep.state.dtypes import DTYPE_NAMES
 from shardkeep.state.frozen import Memory
 from shardkeep.state.paths import Path, flat_keys, path_text
-from shardkeep.state.tree import Node as TreeNode, Opened, nodes, open_container
+from shardkeep.state.tree import Opened, leaves, open_container
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +70,28 @@ class KeptState:
     @property
     def nbytes(self) -> int:
         """Of the memory that this rank holds."""
-        return sum(part.nbytes for parts in self.memory.values() for part in parts)
+        return sum([part.nbytes for parts in self.memory.values() for part in parts])
 
 
 def keep_state(state: Any) -> KeptState:
     """Everything that is to be saved of `state` by this rank."""
-    return _Keeper(expand(state)).run()
+    found = leaves(state)
+    live = adapters_of(found)
+    if live:
+        state = expanded(state, live)
+        found = leaves(state)
+    return _Keeper(state, found).run()
 
 
 class _Keeper:
-    def __init__(self, tree: Any) -> None:
+    def __init__(self, tree: Any, found: Sequence[tuple[Path, Any]]) -> None:
+        """`found` are the leaves of the tree."""
         self._root = tree
         self._kept = KeptState()
-        self._keys = flat_keys(path for node in nodes(tree) for path in _tensor_paths(node))
+        self._keys = flat_keys(_kept_paths(found))
+        self._plain: dict[object, Entry] = {}
+        """By dtype and shape. Of many thousand tensors, most are like one before them."""
+        self._on_mesh = LaidOutAlike(_entry_on_mesh)
         self._numbers: dict[str, int] = {}
         self._seen: dict[int, list[tuple[_Cells, str]]] = {}
         """By the address at which they start: cells, and the key that they are kept under."""
@@ -91,14 +101,14 @@ class _Keeper:
         return self._kept
 
     def _node(self, value: Any, path: Path) -> Node:
+        kind = leaf_kind(value)
+        if kind is not None:
+            return self._usual(value, kind, path) or self._tensor_leaf(value, path)
         opened = open_container(value)
         if opened is not None:
             return self._container(opened, path)
-        kind = leaf_kind(value)
-        if kind is not None:
-            return self._tensor_leaf(value, path)
         if isinstance(value, np.ndarray):
-            return ArrayNode(self._number(path, self._from_numpy(value, path), ()))
+            return ArrayNode(self._number(path, self._from_numpy(value, path)))
         if isinstance(value, PerRank):
             return self._own(value, path)
         return ValueNode(_value(value, path))
@@ -110,26 +120,51 @@ class _Keeper:
             for key, value in zip(container.keys, opened.values, strict=True)
         ]
         if container.is_mapping:
-            for key, _ in items:
-                _require_key(key, path)
+            for key in container.keys:
+                if type(key) is not str:
+                    _require_key(key, path)
             pairs = cast("tuple[tuple[str | int, Node], ...]", tuple(items))
             return DictNode(pairs, ordered=container.kind is OrderedDict)
         made = tuple(node for _, node in items)
         return ListNode(made) if container.kind is list else TupleNode(made)
+
+    def _usual(self, leaf: Any, kind: LeafKind, path: Path) -> TensorNode | None:
+        """The usual leaf, like one before it, without a call for each question; else None."""
+        part: torch.Tensor = leaf if kind != "dtensor" else leaf._local_tensor
+        if (
+            type(part) is not torch.Tensor
+            or part.layout is not torch.strided
+            or part.is_nested
+            or part.requires_grad
+        ):
+            return None
+        entry = (
+            self._plain.get((part.dtype, part.shape)) if part is leaf else self._on_mesh.of(leaf)
+        )
+        address = part.data_ptr()
+        # Without an address it is empty, or has no memory.
+        if entry is None or not address or address in self._seen:
+            return None
+        key, memory = self._keys[path], (part,)
+        self._seen[address] = [((leaf, entry.layout, memory), key)]
+        self._kept.entries[key] = entry
+        self._kept.memory[key] = memory
+        number = self._numbers[key] = len(self._numbers)
+        return TensorNode(number)
 
     def _tensor_leaf(self, leaf: torch.Tensor, path: Path) -> Node:
         if leaf_kind(leaf) == "tensor" and leaf.is_nested:
             raise InvalidError(f"{path_text(path)} is a nested tensor; keep its parts as a list")
         if leaf.layout is not torch.strided:
             return self._sparse(leaf, path)
-        return TensorNode(self._number(path, leaf, ()))
+        return TensorNode(self._number(path, leaf))
 
     def _sparse(self, leaf: torch.Tensor, path: Path) -> Node:
         parts = _SPARSE_PARTS.get(leaf.layout)
         if parts is None:
             raise InvalidError(f"{path_text(path)}: tensors of {leaf.layout} cannot be kept")
         made = tuple(
-            (name, TensorNode(self._number(path, part(leaf), (name,))))
+            (name, TensorNode(self._number((*path, name), part(leaf))))
             for name, part in parts.items()
         )
         coalesced = leaf.layout is torch.sparse_coo and leaf.is_coalesced()
@@ -147,20 +182,25 @@ class _Keeper:
         except (TypeError, ValueError) as error:
             raise InvalidError(f"{path_text(path)}: {error}") from error
 
-    def _number(self, path: Path, leaf: torch.Tensor, suffix: Path) -> int:
+    def _number(self, path: Path, leaf: torch.Tensor) -> int:
         """The number of the tensor among all that are kept; a tied one has its twin's."""
-        key = self._keys[(*path, *suffix)]
-        layout = _layout(leaf, path)
+        key = self._keys[path]
         memory = local_tensors(leaf)
+        if any(part.is_meta for part in memory):
+            raise InvalidError(f"{path_text(path)} is on the meta device: it has no values to keep")
+        layout = _layout(leaf, path)
         twin = self._twin(key, (leaf, layout, memory))
         if twin in self._numbers:
             return self._numbers[twin]
         if leaf.dtype not in DTYPE_NAMES:
             raise InvalidError(f"{path_text(path)}: dtype {leaf.dtype} cannot be kept")
-        self._kept.entries[key] = Entry(DTYPE_NAMES[leaf.dtype], tuple(leaf.shape), layout)
+        entry = Entry(DTYPE_NAMES[leaf.dtype], tuple(leaf.shape), layout)
+        if layout is None:
+            entry = self._plain.setdefault((leaf.dtype, leaf.shape), entry)
+        self._kept.entries[key] = entry
         self._kept.memory[key] = memory
-        self._numbers[key] = len(self._numbers)
-        return self._numbers[key]
+        number = self._numbers[key] = len(self._numbers)
+        return number
 
     def _twin(self, key: str, cells: "_Cells") -> str:
         """The key under which the same cells of the same memory are kept already; else this one."""
@@ -179,7 +219,7 @@ class _Keeper:
 
     def _own(self, own: PerRank, path: Path) -> Node:
         try:
-            kept = _Keeper(own.value).run()
+            kept = _Keeper(own.value, leaves(own.value)).run()
         except InvalidError as error:
             raise type(error)(f"per_rank at {path_text(path)}: {error}") from error
         if kept.entries or kept.per_rank:
@@ -192,12 +232,16 @@ class _Keeper:
         return PerRankNode(key)
 
 
-def _tensor_paths(node: TreeNode) -> list[Path]:
-    """The place of a leaf; of a sparse one, the places of its parts."""
-    if node.opened is not None:
-        return []
-    parts = _SPARSE_PARTS.get(node.value.layout) if leaf_kind(node.value) == "tensor" else None
-    return [(*node.path, name) for name in parts] if parts else [node.path]
+def _kept_paths(found: Sequence[tuple[Path, Any]]) -> list[Path]:
+    """The places of all leaves; of a sparse one, the places of its parts."""
+    made: list[Path] = []
+    for path, leaf in found:
+        is_plain = type(leaf) in PLAIN or leaf_kind(leaf) == "tensor"
+        if is_plain and leaf.layout in _SPARSE_PARTS:
+            made += [(*path, name) for name in _SPARSE_PARTS[leaf.layout]]
+        else:
+            made.append(path)
+    return made
 
 
 def _value(value: Any, path: Path) -> Any:
@@ -216,15 +260,21 @@ def _require_key(key: object, path: Path) -> None:
 
 
 def _layout(leaf: torch.Tensor, path: Path) -> Layout | None:
-    is_plain = leaf_kind(leaf) == "tensor"
-    if leaf.is_meta if is_plain else is_on_meta(leaf):
-        raise InvalidError(f"{path_text(path)} is on the meta device: it has no values to keep")
-    if is_plain:
+    if leaf_kind(leaf) == "tensor":
         return None
     try:
         return Layout.of(leaf)
     except LayoutError as error:
         raise LayoutError(f"{path_text(path)}: {error}") from error
+
+
+def _entry_on_mesh(leaf: torch.Tensor) -> Entry | None:
+    """The entry of a DTensor; None if it has none, which is told elsewhere, by its path."""
+    if leaf.dtype not in DTYPE_NAMES:
+        return None
+    with suppress(LayoutError):
+        return Entry(DTYPE_NAMES[leaf.dtype], tuple(leaf.shape), Layout.of(leaf))
+    return None
 
 
 _Cells = tuple[torch.Tensor, Layout | None, Sequence[torch.Tensor]]

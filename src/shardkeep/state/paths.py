@@ -21,7 +21,10 @@ def dotted(path: Path) -> str:
     >>> dotted(("model", "layers.0.w", 3))
     'model.layers.0.w.3'
     """
-    return ".".join(part if isinstance(part, str) else str(part) for part in path)
+    try:
+        return ".".join(path)  # type: ignore[arg-type]
+    except TypeError:
+        return ".".join([part if isinstance(part, str) else str(part) for part in path])
 
 
 def quoted(path: Path) -> str:

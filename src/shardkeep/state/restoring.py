@@ -9,16 +9,17 @@ saved from. Everything that does not fit is found before a byte is read.
 # pyright: reportUnknownArgumentType=false
 
 import fnmatch
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
+import msgspec
 import numpy as np
 import torch
 
 from shardkeep.boxes import Box
-from shardkeep.errors import ConflictError, InvalidError, LayoutError, NotFoundError
+from shardkeep.errors import ConflictError, LayoutError, NotFoundError
 from shardkeep.layouts import Layout
 from shardkeep.manifest import (
     ArrayNode,
@@ -33,20 +34,24 @@ from shardkeep.manifest import (
     TupleNode,
     ValueNode,
 )
-from shardkeep.sharded.leaves import leaf_kind, local_tensors, with_local_tensors
-from shardkeep.state.adapting import adapters
+from shardkeep.sharded.leaves import (
+    PLAIN,
+    LaidOutAlike,
+    leaf_kind,
+    local_tensors,
+    with_local_tensors,
+)
 from shardkeep.state.dtypes import DTYPE_NAMES, TORCH_DTYPES
 from shardkeep.state.keeping import cells_identity
-from shardkeep.state.live import Stored
-from shardkeep.state.paths import Path, dotted, get_element, path_text
-from shardkeep.state.placing import place, placed
-from shardkeep.state.tree import leaves, map_tree
+from shardkeep.state.paths import Path, dotted, path_text
+from shardkeep.state.tree import leaves
 
 _SHOWN = 5
+_T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+# Made by the 10,000s: a Struct is many times as fast as a dataclass.
+class Slot(msgspec.Struct, frozen=True, gc=False):
     """A box of a stored tensor, and this rank's memory for it."""
 
     record: TensorRecord
@@ -76,16 +81,26 @@ class Fit:
     """Shapes and dtypes that do not fit, in words."""
 
 
-def stored_leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
+def stored_leaves(node: Node) -> list[tuple[Path, Node]]:
     """Every leaf of a manifest's tree with its path."""
+    found: list[tuple[Path, Node]] = []
+    _gather(node, (), found)
+    return found
+
+
+def _gather(node: Node, path: Path, found: list[tuple[Path, Node]]) -> None:
     if isinstance(node, DictNode):
         for key, child in node.items:
-            yield from stored_leaves(child, (*path, key))
+            # There may be many thousands: no call is made for a tensor.
+            if type(child) is TensorNode:
+                found.append(((*path, key), child))
+            else:
+                _gather(child, (*path, key), found)
     elif isinstance(node, ListNode | TupleNode):
         for index, child in enumerate(node.items):
-            yield from stored_leaves(child, (*path, index))
+            _gather(child, (*path, index), found)
     else:
-        yield path, node
+        found.append((path, node))
 
 
 def fit_state(
@@ -99,23 +114,31 @@ def fit_state(
 ) -> Fit:
     """What goes where. `shadow` is the state with live objects replaced by their state dicts."""
     fitter = _Fitter(manifest, me, cast, device)
-    stored = {path: node for path, node in stored_leaves(manifest.tree) if _is_asked(path, keys)}
+    stored = dict(_asked(stored_leaves(manifest.tree), keys))
     if keys is not None and not stored:
         raise NotFoundError(
             f"nothing in the checkpoint matches keys={list(keys)}; patterns are of dotted paths, "
             "such as 'model.*'"
         )
-    asked = {path: leaf for path, leaf in leaves(shadow) if _is_asked(path, keys)}
-    absent = [path for path in asked if path not in stored]
+    asked = dict(_asked(leaves(shadow), keys))
+    absent: dict[Path, Any] = {}
     for path, leaf in asked.items():
-        if path in stored:
-            fitter.add(path, leaf, stored.pop(path))
-    fitter.add_tied({path: asked[path] for path in absent}, asked)
+        node = stored.pop(path, None)
+        if node is None:
+            absent[path] = leaf
+        else:
+            fitter.add(path, leaf, node)
+    fitter.add_tied(absent, asked)
     fitter.fit.unexpected.extend(dotted(path) for path in stored)
     return fitter.fit
 
 
-def _is_asked(path: Path, keys: Sequence[str] | None) -> bool:
+def _asked(found: list[tuple[Path, _T]], keys: Sequence[str] | None) -> list[tuple[Path, _T]]:
+    return found if keys is None else [one for one in found if is_asked(one[0], keys)]
+
+
+def is_asked(path: Path, keys: Sequence[str] | None) -> bool:
+    """Whether one of the patterns is of this path; without any, all are asked for."""
     if keys is None:
         return True
     text = ".".join(map(str, path))
@@ -130,11 +153,22 @@ class _Fitter:
         self._me = me
         self._cast = cast
         self._device = device
+        self._held_alike = LaidOutAlike(self._held_of)
         self.fit = Fit()
 
     def add(self, path: Path, leaf: Any, node: Node) -> None:
         """Fit one leaf of the state to one of the checkpoint."""
-        if isinstance(node, ValueNode | PerRankNode):
+        if type(node) is TensorNode and type(leaf) in PLAIN:
+            record = self._manifest.tensors[node.index]
+            if _is_like(leaf, record.dtype, record.shape):
+                self.fit.slots.append(Slot(record, _whole(record.shape), leaf))
+            else:
+                self._tensor(path, leaf, record)
+        elif type(node) is TensorNode and leaf_kind(leaf) == "dtensor":
+            record = self._manifest.tensors[node.index]
+            if not self._fill_dtensor(leaf, record):
+                self._tensor(path, leaf, record)
+        elif isinstance(node, ValueNode | PerRankNode):
             self._value(path, leaf, node)
         elif isinstance(node, SparseNode):
             self._sparse(path, leaf, node)
@@ -169,7 +203,7 @@ class _Fitter:
         memory = local_tensors(leaf)
         if not memory:
             return id(leaf)
-        layout = None if kind == "tensor" else _layout(path, leaf, self._me)
+        layout = None if kind == "tensor" else self._layout(path, leaf)
         return cells_identity(leaf, layout, memory)
 
     def _value(self, path: Path, leaf: Any, node: ValueNode | PerRankNode) -> None:
@@ -232,11 +266,40 @@ class _Fitter:
         if leaf_kind(leaf) == "tensor":
             self.fit.slots.append(Slot(record, _whole(record.shape), memory[0]))
             return
-        for part in _layout(path, leaf, self._me).parts_of(self._me):
+        for part in self._layout(path, leaf).parts_of(self._me):
             view = memory[part.buffer]
             if part.place.shape != view.shape:
                 view = view[part.place.slices()]
             self.fit.slots.append(Slot(record, part.box, view))
+
+    def _layout(self, path: Path, leaf: torch.Tensor) -> Layout:
+        try:
+            return Layout.of(leaf, ranks=[self._me])
+        except LayoutError as error:
+            raise LayoutError(f"{path_text(path)}: {error}") from error
+
+    def _fill_dtensor(self, leaf: torch.Tensor, record: TensorRecord) -> bool:
+        """Have a DTensor filled of which this rank holds one box; False if it raises questions."""
+        held, local = self._held_alike.of(leaf), cast("Any", leaf)._local_tensor
+        if (
+            held is None
+            or type(local) is not torch.Tensor
+            or held.global_shape != record.shape
+            or not _is_like(local, record.dtype, held.box_shape)
+        ):
+            return False
+        self.fit.slots.append(Slot(record, held.box, local))
+        return True
+
+    def _held_of(self, leaf: torch.Tensor) -> "_Held | None":
+        """What this rank holds of DTensors like this one, if that is all of their memory."""
+        try:
+            parts = Layout.of(leaf, ranks=[self._me]).parts_of(self._me)
+        except LayoutError:
+            return None
+        if len(parts) != 1:
+            return None
+        return _Held(tuple(leaf.shape), parts[0].box, parts[0].box.shape)
 
     def _mismatch(self, path: Path, text: str) -> None:
         self.fit.mismatched.append(f"{path_text(path)} {text}")
@@ -248,11 +311,22 @@ def _whole(shape: tuple[int, ...]) -> Box:
     return Box.whole(shape)
 
 
-def _layout(path: Path, leaf: torch.Tensor, me: int) -> Layout:
-    try:
-        return Layout.of(leaf, ranks=[me])
-    except LayoutError as error:
-        raise LayoutError(f"{path_text(path)}: {error}") from error
+def _is_like(memory: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> bool:
+    """Whether a plain tensor, as most leaves are, can be filled without further questions."""
+    return (
+        memory.dtype is TORCH_DTYPES[dtype]
+        and memory.shape == shape
+        and memory.layout is torch.strided
+        and not memory.is_meta
+    )
+
+
+class _Held(NamedTuple):
+    """The one box of a tensor that this rank holds."""
+
+    global_shape: tuple[int, ...]
+    box: Box
+    box_shape: tuple[int, ...]
 
 
 def require_fit(fit: Fit, *, strict: bool) -> None:
@@ -278,80 +352,3 @@ def require_fit(fit: Fit, *, strict: bool) -> None:
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
-
-
-class Shadow:
-    """A state with its live objects opened: what is filled, and whom to tell afterwards.
-
-    An object is not opened if `keys` ask for nothing that was saved of it: it may make much memory.
-    """
-
-    def __init__(
-        self, state: Any, manifest: Manifest, *, me: int, keys: Sequence[str] | None
-    ) -> None:
-        root = Stored(manifest.tree, manifest.tensors, manifest.world, me)
-        found = {path: (live, root.at(*path)) for path, live in adapters(state).items()}
-        self._live = {
-            path: live for path, (live, stored) in found.items() if _is_open(path, stored, keys)
-        }
-        self._hollow = {path for path in self._live if _is_hollow(found[path][1].node)}
-        self.tree = map_tree(
-            lambda path, leaf: (
-                self._live[path].wanted(found[path][1]) if path in self._live else leaf
-            ),
-            state,
-        )
-
-    def require_whole(self, paths: Iterable[Path]) -> None:
-        """Raise unless the objects that can only be loaded whole are, or not at all."""
-        loaded = set(paths)
-        touched = self._by_owner(loaded)
-        for path, _ in leaves(self.tree):
-            at = self._owner(path)
-            if path in loaded or at not in touched or self._live[at].is_divisible:
-                continue
-            raise InvalidError(
-                f"only a part of {path_text(at)} would be loaded, without {dotted(path)!r}; "
-                f"let keys= take all of it, such as '{dotted(at)}*', or nothing"
-            )
-
-    def put_back(self, into: Any, news: Mapping[Path, Any], loaded: Iterable[Path]) -> None:
-        """Values and new tensors in their places of `into`, and live objects told of theirs.
-
-        An object of which nothing was loaded is left alone, unless what was saved is empty.
-        """
-        owned = {path: value for path, value in news.items() if self._owner(path) is not None}
-        place(into, {path: value for path, value in news.items() if path not in owned})
-        self.tree = placed(self.tree, owned)
-        touched = self._by_owner(loaded)
-        for at, live in self._live.items():
-            if at in touched or at in self._hollow:
-                live.give(get_element(self.tree, at), touched.get(at, set()))
-
-    def _by_owner(self, paths: Iterable[Path]) -> dict[Path, set[Path]]:
-        """The live objects in which some of the paths lie, with the paths from there on."""
-        found: dict[Path, set[Path]] = {}
-        for path in paths:
-            at = self._owner(path)
-            if at is not None:
-                found.setdefault(at, set()).add(path[len(at) :])
-        return found
-
-    def _owner(self, path: Path) -> Path | None:
-        """The live object in which a place lies."""
-        for length in range(len(path) + 1):
-            if path[:length] in self._live:
-                return path[:length]
-        return None
-
-
-def _is_open(path: Path, stored: Stored, keys: Sequence[str] | None) -> bool:
-    """Whether something is asked for of an object; of one that was not saved, to be told so."""
-    if keys is None or stored.node is None:
-        return True
-    return any(_is_asked((*path, *below), keys) for below, _ in stored_leaves(stored.node))
-
-
-def _is_hollow(node: Node | None) -> bool:
-    """Whether something was saved, which has no leaf to tell of it: an empty dict, say."""
-    return node is not None and next(stored_leaves(node), None) is None

@@ -17,7 +17,7 @@ from shardkeep.state.paths import Path, path_text
 MAX_DEPTH = 200
 
 # Most leaves by far: found without asking which abstract classes they belong to.
-_COMMON_LEAVES = frozenset(
+COMMON_LEAVES = frozenset(
     (torch.Tensor, torch.nn.Parameter, torch.Size, str, bytes, bool, int, float, type(None))
 )
 
@@ -70,7 +70,8 @@ class Opened:
 
 def open_container(x: Any) -> Opened | None:
     """The container and its values, or None for a leaf."""
-    if type(x) in _COMMON_LEAVES:
+    # A tensor of any kind is told quickly, too; an abstract class looks through a cache of types.
+    if type(x) in COMMON_LEAVES or isinstance(x, torch.Tensor):
         return None
     if isinstance(x, Mapping):
         return _open_mapping(cast("Mapping[Any, Any]", x))
@@ -133,9 +134,27 @@ def _nodes_in(
             yield from _nodes_in(inner, child, above, descend)
 
 
-def leaves(tree: Any) -> Iterator[tuple[Path, Any]]:
+def leaves(tree: Any) -> list[tuple[Path, Any]]:
     """Every leaf with its path, in the tree's order."""
-    return ((node.path, node.value) for node in nodes(tree) if node.opened is None)
+    opened = open_container(tree)
+    if opened is None:
+        return [((), tree)]
+    found: list[tuple[Path, Any]] = []
+    _gather(opened, tree, (), (), found)
+    return found
+
+
+def _gather(
+    opened: Opened, tree: Any, path: Path, above: tuple[int, ...], found: list[tuple[Path, Any]]
+) -> None:
+    above = _enter(tree, path, above)
+    for key, value in zip(opened.container.keys, opened.values, strict=True):
+        # There may be many thousands: no call is made for a plain one.
+        inner = None if type(value) in COMMON_LEAVES else open_container(value)
+        if inner is None:
+            found.append(((*path, key), value))
+        else:
+            _gather(inner, value, (*path, key), above, found)
 
 
 def map_tree(fn: Visit, tree: Any, path: Path = ()) -> Any:

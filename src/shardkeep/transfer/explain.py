@@ -13,7 +13,8 @@ from shardkeep.plan.assign import plan_divisions
 from shardkeep.plan.settle import SaveView, Settlement
 from shardkeep.state.building import tensor_numbers
 from shardkeep.state.keeping import KeptState
-from shardkeep.state.restoring import Shadow, fit_state
+from shardkeep.state.restoring import fit_state
+from shardkeep.state.shadow import Shadow
 from shardkeep.transfer.cost import cost_of
 from shardkeep.transfer.council import Council
 from shardkeep.transfer.opened import Opened

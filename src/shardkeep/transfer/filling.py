@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardkeep.manifest import itemsize
+from shardkeep.manifest import TensorRecord, itemsize
 from shardkeep.state.dtypes import TORCH_DTYPES
 from shardkeep.state.restoring import Slot
 from shardkeep.storage.rooms import empty_room
@@ -20,6 +20,7 @@ from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.load import BIT_DTYPES, Want, fill
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
+from shardkeep.transfer.scatter import Scatter
 from shardkeep.transfer.share import Sharing
 from shardkeep.transfer.shared_fill import fill_together
 
@@ -46,10 +47,11 @@ def fill_slots(
     sharing: Sharing | None = None,
 ) -> int:
     """Fill all slots; the number of bytes read. With `sharing`, on all ranks together."""
-    with gc_paused():
-        in_place, staged_slots = _parted(slots)
-        wants = [Want(slot.record, slot.box, _bits(slot.memory)) for slot in in_place]
     options: dict[str, Any] = {"threads": threads, "verify": verify, "meter": meter}
+    with gc_paused():
+        scatter = Scatter.of(opened) if sharing is None else None
+        in_place, staged_slots, scattered = _parted(slots, scatter)
+        wants = [Want(slot.record, slot.box, _bits(slot.memory)) for slot in in_place]
     batches = list(_batches(staged_slots))
 
     def fill_some(wants: Sequence[Want], *, batches_left: int) -> int:
@@ -57,7 +59,8 @@ def fill_slots(
             return fill(opened, wants, **options)
         return fill_together(opened, wants, sharing, more=batches_left > 0, **options)
 
-    total = fill_some(wants, batches_left=len(batches))
+    total = scatter.fill(**options) if scatter is not None and scattered else 0
+    total += fill_some(wants, batches_left=len(batches))
     for number, batch in enumerate(batches, start=1):
         staged = [(slot, Want(slot.record, slot.box, _fresh(slot))) for slot in batch]
         total += fill_some([w for _, w in staged], batches_left=len(batches) - number)
@@ -68,18 +71,34 @@ def fill_slots(
     return total
 
 
-def _parted(slots: Sequence[Slot]) -> tuple[list[Slot], list[Slot]]:
-    """Those whose memory can be read into, and the others."""
-    found: tuple[list[Slot], list[Slot]] = [], []
+def _parted(
+    slots: Sequence[Slot], scatter: Scatter | None
+) -> tuple[list[Slot], list[Slot], list[Slot]]:
+    """Those whose memory can be read into, those where it cannot, and those that are scattered."""
+    in_place: list[Slot] = []
+    staged: list[Slot] = []
+    scattered: list[Slot] = []
     for slot in slots:
-        found[0 if _is_in_place(slot) else 1].append(slot)
-    return found
+        record, memory = slot.record, slot.memory
+        if not _is_in_place(memory, record):
+            staged.append(slot)
+        elif (
+            scatter is not None
+            and memory.is_contiguous()
+            and scatter.add(record, slot.box, memory.data_ptr(), memory.nbytes)
+        ):
+            scattered.append(slot)
+        else:
+            in_place.append(slot)
+    if len(scattered) < len(in_place):
+        # Reading those along with the others, in the same windows, takes fewer reads.
+        return [slot for slot in slots if _is_in_place(slot.memory, slot.record)], staged, []
+    return in_place, staged, scattered
 
 
-def _is_in_place(slot: Slot) -> bool:
-    memory = slot.memory
-    is_plain = memory.device.type == "cpu" and not memory.is_conj() and not memory.is_neg()
-    return is_plain and memory.dtype == TORCH_DTYPES[slot.record.dtype]
+def _is_in_place(memory: torch.Tensor, record: TensorRecord) -> bool:
+    is_plain = memory.is_cpu and not memory.is_conj() and not memory.is_neg()
+    return is_plain and memory.dtype is TORCH_DTYPES[record.dtype]
 
 
 def _bits(memory: torch.Tensor) -> Any:

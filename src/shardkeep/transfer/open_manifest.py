@@ -88,6 +88,15 @@ class Headers:
         """Where in a file a box of a tensor lies; CorruptError if it is not there as listed."""
         return self[index].chunk(record, box, where=self.name(index))
 
+    def starts(self, index: int, records: Sequence[TensorRecord], box: Box) -> list[int]:
+        """Where in a file a box of each of many tensors alike starts; as `chunk`."""
+        return self[index].starts(records, box, where=self.name(index))
+
+    @property
+    def is_distant(self) -> bool:
+        """Whether each read of the storage has its price."""
+        return isinstance(self._storage, CanFetch)
+
     def name(self, index: int) -> str:
         """The name of a file."""
         name = self._names.get(index)

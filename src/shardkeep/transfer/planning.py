@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -22,7 +22,11 @@ from shardkeep.transfer.agreement import (
 )
 from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.council import Council
+from shardkeep.transfer.outgoing import Outgoing, plan_outgoing
 from shardkeep.transfer.view_codec import decode_save_view, encode_save_view
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 # Below this, a second file costs more than a second thread gains.
 _MIN_NBYTES_FOR_FILES = 16 * 1024 * 1024
@@ -112,24 +116,33 @@ _MAX_SETTLEMENTS = 2
 def _settled(views: Mapping[str, SaveView], ranks_of: Mapping[str, Sequence[int]]) -> Settlement:
     """What the views come to, taken from the last save that had the same ones."""
     key = tuple((digest, tuple(ranks)) for digest, ranks in ranks_of.items())
-    if key not in _settlements:
-        while len(_settlements) >= _MAX_SETTLEMENTS:
-            _settlements.pop(next(iter(_settlements)), None)
+
+    def make() -> Settlement:
         with gc_paused():
-            made = settle([(views[digest], ranks) for digest, ranks in ranks_of.items()])
-        _settlements[key] = made
-    return _settlements[key]
+            return settle([(views[digest], ranks) for digest, ranks in ranks_of.items()])
+
+    return _kept(_settlements, key, make, _MAX_SETTLEMENTS)
 
 
 def tensors_to_write(
     entries: Mapping[str, Entry], layouts: Mapping[str, Layout]
 ) -> dict[str, Tensor]:
-    """What `plan_divisions` needs to know."""
-    return {key: Tensor(layout, itemsize(entries[key].dtype)) for key, layout in layouts.items()}
+    """What `plan_divisions` needs to know; of tensors alike, one object."""
+    known: dict[tuple[int, str], Tensor] = {}
+    found: dict[str, Tensor] = {}
+    for key, layout in layouts.items():
+        alike = id(layout), entries[key].dtype
+        if alike not in known:
+            known[alike] = Tensor(layout, itemsize(alike[1]))
+        found[key] = known[alike]
+    return found
 
 
-_divided: dict[tuple[str, int, tuple[int, ...]], dict[str, Division]] = {}
+_PlanKey = tuple[str, int, tuple[int, ...]]
+_divided: dict[_PlanKey, dict[str, Division]] = {}
 _MAX_DIVIDED = 8
+_outgoing: dict[tuple[_PlanKey, int], Outgoing] = {}
+_MAX_OUTGOING = 2
 
 
 def divisions_of(
@@ -139,14 +152,42 @@ def divisions_of(
     digest: str,
 ) -> dict[str, Division]:
     """The plan, taken from the last save with the same view if all ranks share one."""
-    make: Callable[[], dict[str, Any]] = lambda: plan_divisions(  # noqa: E731
-        tensors_to_write(entries, layouts), file_count=agreement.file_count
-    )
+
+    def make() -> dict[str, Division]:
+        tensors = tensors_to_write(entries, layouts)
+        return plan_divisions(tensors, file_count=agreement.file_count)
+
     if not agreement.is_plain:
         return make()
-    key = (digest, agreement.file_count, tuple(agreement.ranks[0]))
-    if key not in _divided:
-        while len(_divided) >= _MAX_DIVIDED:
-            _divided.pop(next(iter(_divided)), None)
-        _divided[key] = make()
-    return _divided[key]
+    return _kept(_divided, _plan_key(agreement, digest), make, _MAX_DIVIDED)
+
+
+def outgoing_of(
+    entries: Mapping[str, Entry],
+    layouts: Mapping[str, Layout],
+    agreement: Agreement,
+    digest: str,
+    me: int,
+) -> Outgoing:
+    """What `me` writes, taken from the last save with the same view if all ranks share one."""
+
+    def make() -> Outgoing:
+        return plan_outgoing(entries, divisions_of(entries, layouts, agreement, digest), me)
+
+    if not agreement.is_plain:
+        return make()
+    return _kept(_outgoing, (_plan_key(agreement, digest), me), make, _MAX_OUTGOING)
+
+
+def _plan_key(agreement: Agreement, digest: str) -> _PlanKey:
+    return digest, agreement.file_count, tuple(agreement.ranks[0])
+
+
+def _kept(known: dict[_K, _V], key: _K, make: Callable[[], _V], limit: int) -> _V:
+    """What is known of `key`, or is made now; only so many are known at a time."""
+    found = known.get(key)
+    if found is None:
+        while len(known) >= limit:
+            known.pop(next(iter(known)), None)
+        found = known[key] = make()
+    return found

@@ -41,8 +41,11 @@ def digest_replicas(
     found: dict[Holders, dict[str, int]] = {}
     if check == "none":
         return found
+    # Layouts of tensors alike are one object.
+    distinct = {id(layout): layout for layout in layouts.values()}
+    alone = {one for one, layout in distinct.items() if _is_held_once(layout)}
     for key, layout in layouts.items():
-        if isinstance(layout, MeshLayout) and replica_count(layout) == 1:
+        if id(layout) in alone:
             continue
         for part in layout.parts_of(me):
             holders = holders_of_part(layout, part)
@@ -50,6 +53,10 @@ def digest_replicas(
                 view = memory[key][part.buffer][part.place.slices()]
                 found.setdefault(holders, {})[f"{key} {part.box}"] = _digest(view, check)
     return found
+
+
+def _is_held_once(layout: Layout) -> bool:
+    return isinstance(layout, MeshLayout) and replica_count(layout) == 1
 
 
 def holders_of_part(layout: Layout, part: Part) -> Holders:

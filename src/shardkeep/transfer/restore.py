@@ -25,7 +25,8 @@ from shardkeep.state.dtypes import TORCH_DTYPES
 from shardkeep.state.keeping import PerRank, keep_state
 from shardkeep.state.live import Merged, OfRank
 from shardkeep.state.paths import Path, dotted
-from shardkeep.state.restoring import Fit, Shadow, Slot, fit_state, require_fit, stored_leaves
+from shardkeep.state.restoring import Fit, Slot, fit_state, require_fit, stored_leaves
+from shardkeep.state.shadow import Shadow
 from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.council import Council
 from shardkeep.transfer.filling import fill_slots
@@ -310,9 +311,9 @@ def _unexpected_on_all(
     council: Council, manifest: Manifest, unexpected: Sequence[str]
 ) -> list[str]:
     """What no rank has a place for: pipeline stages expect only their own part each."""
-    names = [dotted(path) for path, _ in stored_leaves(manifest.tree)]
-    mine = set(unexpected)
-    bits = np.packbits([name in mine for name in names])
+    stored, mine = stored_leaves(manifest.tree), set(unexpected)
+    names = [dotted(path) for path, _ in stored] if mine else []
+    bits = np.packbits([name in mine for name in names] or [False] * len(stored))
     council.report("keys", manifest.save_id.encode() + bits.tobytes())
     if council.me == council.chair:
         notes = council.collect("keys")
@@ -321,6 +322,7 @@ def _unexpected_on_all(
         masks = [np.frombuffer(note[width:], np.uint8) for note in notes.values()]
         council.announce("keys", np.bitwise_and.reduce(masks).tobytes())
     common = np.unpackbits(np.frombuffer(council.hear("keys"), np.uint8))
+    # What all ranks have no place for is unexpected here, too: without any, there are no names.
     return [name for name, is_unexpected in zip(names, common, strict=False) if is_unexpected]
 
 

@@ -21,13 +21,11 @@ from shardkeep.manifest import (
     FileRecord,
     FileTable,
     Manifest,
-    chunk_name,
     decode_manifest,
     encode_manifest,
     file_name,
     report_name,
 )
-from shardkeep.plan.divide import Chunk
 from shardkeep.plan.grids import GridTable, tensor_records
 from shardkeep.plan.settle import SaveView
 from shardkeep.ranks.hosts import host_key, host_names
@@ -46,7 +44,7 @@ from shardkeep.transfer.commit import (
 )
 from shardkeep.transfer.council import Council
 from shardkeep.transfer.hosts import Hosts
-from shardkeep.transfer.planning import Planning, divisions_of
+from shardkeep.transfer.planning import Planning, divisions_of, outgoing_of
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.replicas import (
     CheckReplicas,
@@ -60,7 +58,7 @@ from shardkeep.transfer.report import RankTimes, make_report, write_report
 from shardkeep.transfer.save_notes import Outcome, Wrote
 from shardkeep.transfer.sources import Sums, require_same_sources, sum_sources
 from shardkeep.transfer.timings import Timings as Timings
-from shardkeep.transfer.write import Job, OutChunk, write_files
+from shardkeep.transfer.write import Job, write_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,24 +201,14 @@ class _Save:
         if self._leads_another_host:
             self._hold(agreement.save_id)
         with gc_paused():
-            divisions = divisions_of(self.kept.entries, layouts, agreement, self.planning.digest)
-            chunks = [
-                self._out_chunk(key, chunk)
-                for key, division in divisions.items()
-                for chunk in division.chunks_of(me)
-            ]
-        job = Job(agreement.save_id, me, chunks, self.kept.per_rank)
-        self.options.meter.expect(sum(chunk.memory.nbytes for chunk in chunks))
+            outgoing = outgoing_of(self.kept.entries, layouts, agreement, self.planning.digest, me)
+            chunks = outgoing.chunks(self.kept.memory)
+        job = Job(agreement.save_id, me, chunks, self.kept.per_rank, outgoing.tables)
+        self.options.meter.expect(sum([table.data_nbytes for table in outgoing.tables.values()]))
         records = write_files(self.storage, job, self.options.meter)
         self.written = agreement.save_id, records
         self.storage.sync()
         return records
-
-    def _out_chunk(self, key: str, chunk: Chunk) -> OutChunk:
-        entry, memory = self.kept.entries[key], self.kept.memory[key][chunk.buffer]
-        if chunk.place.shape != memory.shape:
-            memory = memory[chunk.place.slices()]
-        return OutChunk(chunk_name(key, chunk.box, entry.shape), entry.dtype, memory, chunk.number)
 
     def _finish(
         self, agreement: Agreement, layouts: Mapping[str, Layout], records: list[FileRecord]
