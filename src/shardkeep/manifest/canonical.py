@@ -53,19 +53,22 @@ def check_density(
     *,
     min_nbytes: int = MIN_NBYTES_PER_CONTAINER,
     free: int = FREE_CONTAINERS,
+    nbytes_left_out: int = 0,
 ) -> None:
     """Raise InvalidError for JSON that would take far more memory than its length tells.
 
-    Brackets within texts count as well: what is counted is never less than what is there.
+    Brackets within texts count as well: what is counted is never less than what is there. The
+    length counts `nbytes_left_out` more than `data`, which have none.
 
     >>> check_density(b"[" + b"[]," * 200_000 + b"0]")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     shardkeep.errors.InvalidError: more lists and objects than 600003 bytes of JSON may have ...
     """
-    count, limit = data.count(b"[") + data.count(b"{"), free + len(data) // min_nbytes
+    nbytes = len(data) + nbytes_left_out
+    count, limit = data.count(b"[") + data.count(b"{"), free + nbytes // min_nbytes
     if count > limit:
         raise InvalidError(
-            f"more lists and objects than {len(data)} bytes of JSON may have here: {count}, "
+            f"more lists and objects than {nbytes} bytes of JSON may have here: {count}, "
             f"expected at most {limit}. What is the user's own can be written as text"
         )
 

@@ -41,6 +41,10 @@ LENGTH_NBYTES = 8
 """The length of the JSON header stands in the first bytes, little-endian."""
 
 _NOTES = re.compile(rb'\{"__metadata__":\{"shardkeep":"(?:[^"\\]++|\\.)*+"\}')
+_BEFORE_DIGESTS = re.compile(
+    rb'\{"__metadata__":\{"shardkeep":"\{\\"version\\":[0-9]+,\\"save_id\\":\\"[0-9a-f]+\\",'
+    rb'\\"rank\\":[0-9]+,\\"number\\":[0-9]+,\\"block\\":[0-9]+,\\"digests\\":\\"'
+)
 _HEAD = re.compile(rb'\{"__metadata__":\{"(shardkeep)":"\{\\"version\\":([0-9]{1,9}),')
 
 
@@ -134,8 +138,9 @@ def decode_header(
         if digest is not None and header_digest(data) != digest:
             raise CorruptError("the header's digest does not match: the file is damaged")
         check_version(_HEAD, data[LENGTH_NBYTES:PAGE], where)
-        check_header_density(data, LENGTH_NBYTES)
-        return with_fresh_stack(lambda: _decode(data, file_nbytes))
+        text, digests = _without_digests(data)
+        check_header_density(text, LENGTH_NBYTES, nbytes_left_out=total - len(text))
+        return with_fresh_stack(lambda: _decode(text, digests, total, file_nbytes))
     except (CorruptError, InvalidError) as error:
         raise CorruptError(f"{where}: {brief(error)}") from error
 
@@ -162,20 +167,39 @@ def _check_identity(header: Header, record: FileRecord, save_id: str, where: str
         )
 
 
-def _decode(data: bytes, file_nbytes: int) -> Header:
-    text = data[LENGTH_NBYTES:].rstrip(b" ")
-    if len(data) - LENGTH_NBYTES - len(text) >= PAGE:
+def _without_digests(data: bytes) -> tuple[bytes, Digests]:
+    """The header as if there were no digests, and these: nearly all of it may be theirs.
+
+    Hex digits read as they are written, so that the JSON need not be decoded, encoded and compared
+    with them in it. What does not look as it should stays, to be judged with the rest.
+    """
+    before = _BEFORE_DIGESTS.match(data, LENGTH_NBYTES)
+    stop = data.find(b"\\", before.end()) if before else -1
+    if before is None or stop < 0:
+        return data, Digests()
+    try:
+        digests = Digests.from_hex(data[before.end() : stop].decode("latin-1"))
+    except CorruptError:
+        return data, Digests()
+    return data[: before.end()] + data[stop:], digests
+
+
+def _decode(text: bytes, digests: Digests, header_nbytes: int, file_nbytes: int) -> Header:
+    """The header of this text, from which digests may have been taken out."""
+    stripped = text[LENGTH_NBYTES:].rstrip(b" ")
+    if len(text) - LENGTH_NBYTES - len(stripped) >= PAGE:
         raise CorruptError(f"the header is padded with {PAGE} spaces or more")
-    wire = decode_json(text, _entries_decoder)
+    wire = decode_json(stripped, _entries_decoder)
     metadata = _metadata(wire.pop("__metadata__").shardkeep)
-    entries = stored_entries(wire, len(data), file_nbytes)
-    digests = Digests.from_hex(metadata.digests)
-    check_blocks(metadata.block, len(digests), file_nbytes - len(data))
+    entries = stored_entries(wire, header_nbytes, file_nbytes)
+    if metadata.digests:
+        digests = Digests.from_hex(digests.hex() + metadata.digests)
+    check_blocks(metadata.block, len(digests), file_nbytes - header_nbytes)
     return Header(
         check_save_id(metadata.save_id),
         metadata.rank,
         metadata.number,
-        len(data),
+        header_nbytes,
         file_nbytes,
         metadata.block,
         digests,
@@ -184,15 +208,19 @@ def _decode(data: bytes, file_nbytes: int) -> Header:
     )
 
 
-def check_header_density(data: bytes, start: int = 0) -> None:
-    """Raise InvalidError for a header that would take far more memory than its length tells."""
+def check_header_density(data: bytes, start: int = 0, *, nbytes_left_out: int = 0) -> None:
+    """Raise InvalidError for a header that would take far more memory than its length tells.
+
+    Its length counts so many bytes more than `data`.
+    """
     notes = _NOTES.match(data, start)
     stop = notes.end() if notes else start
-    check_density(data[:stop])
+    check_density(data[:stop], nbytes_left_out=nbytes_left_out)
+    nbytes = len(data) + nbytes_left_out
     # Before any further copy of the header is made.
-    count, limit = data.count(b'":{', stop), FREE_ENTRIES + len(data) // MIN_ENTRY_NBYTES
+    count, limit = data.count(b'":{', stop), FREE_ENTRIES + nbytes // MIN_ENTRY_NBYTES
     if count > limit:
-        raise InvalidError(f"more entries than {len(data)} bytes can describe: {count}")
+        raise InvalidError(f"more entries than {nbytes} bytes can describe: {count}")
 
 
 def _metadata(text: str | msgspec.UnsetType) -> _Metadata:

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardkeep.boxes import Box
 from shardkeep.errors import CorruptError
-from shardkeep.manifest import Chunk, Manifest, TensorRecord, itemsize
+from shardkeep.manifest import Manifest, TensorRecord, itemsize
 from shardkeep.plan.reads import DIRECT_NBYTES, DirectRead, Piece, Read, plan_reads
 from shardkeep.plan.spans import plan_spans
 from shardkeep.storage import CanMap
@@ -101,18 +101,18 @@ def plan_load(
 
     By a rule for the storage, unless one is given.
     """
-    places = [
-        (want, chunk, index)
-        for want, chunks in zip(wants, _chunks_of(opened.manifest, wants), strict=True)
-        for chunk, index in chunks
+    meetings = [
+        (want, meeting)
+        for want, found in zip(wants, _meetings_of(opened.manifest, wants), strict=True)
+        for meeting in found
     ]
-    opened.places.fetch(dict.fromkeys(index for _, _, index in places), threads=threads)
+    opened.places.fetch(dict.fromkeys(one.index for _, one in meetings), threads=threads)
     pieces: dict[int, list[Piece]] = {}
     arrays: dict[int, list[Array]] = {}
-    for want, chunk, index in places:
-        own = arrays.setdefault(index, [])
-        piece, array = _piece(opened.places, want, chunk, index, len(own))
-        pieces.setdefault(index, []).append(piece)
+    for want, meeting in meetings:
+        own = arrays.setdefault(meeting.index, [])
+        piece, array = _piece(opened.places, want, meeting, len(own))
+        pieces.setdefault(meeting.index, []).append(piece)
         own.append(array)
     known = rule or ReadRule.of(opened.storage)
     return [
@@ -120,36 +120,47 @@ def plan_load(
     ]
 
 
-def _chunks_of(manifest: Manifest, wants: Sequence[Want]) -> Iterator[list[Chunk]]:
+@dataclass(frozen=True, slots=True)
+class _Meeting:
+    """What a wanted box and a stored chunk share."""
+
+    chunk: Box
+    index: int
+    """Of the file."""
+    shape: tuple[int, ...]
+    """Of the chunk."""
+    inside: Box
+    """Relative to the chunk."""
+    place: tuple[Any, ...] | None
+    """Where in the wanted box; None if that is all of it."""
+
+
+def _meetings_of(manifest: Manifest, wants: Sequence[Want]) -> Iterator[list[_Meeting]]:
     """The chunks that each want meets; of many alike, found once."""
-    known: dict[object, list[Chunk]] = {}
+    known: dict[object, list[_Meeting]] = {}
     for want in wants:
         record, box = want.record, want.box
         alike = record.grid, record.shape, box.start, box.stop
         if alike not in known:
-            known[alike] = manifest.chunks_meeting(record, box)
+            chunks = manifest.chunks_meeting(record, box)
+            known[alike] = [_meeting(record, box, *chunk) for chunk in chunks]
         yield known[alike]
 
 
-def _piece(places: Places, want: Want, chunk: Box, index: int, target: int) -> tuple[Piece, Array]:
-    start = places.chunk(index, want.record, chunk).start
-    size = itemsize(want.record.dtype)
-    shape = chunk.shape
-    if chunk.start == want.box.start and chunk.stop == want.box.stop:
-        whole = chunk if not any(chunk.start) else Box.whole(shape)
-        return _made(target, start, shape, whole, size, want.array), want.array
-    shared = chunk.intersect(want.box)
+def _meeting(record: TensorRecord, box: Box, chunk: Box, index: int) -> _Meeting:
+    shared = chunk.intersect(box) if chunk != box else box
     if shared is None:
-        raise CorruptError(f"chunk {chunk} of {want.record.key!r} does not meet {want.box}")
-    array = want.array[(*shared.relative_to(want.box.start).slices(), ...)]
-    inside = shared.relative_to(chunk.start)
-    return _made(target, start, shape, inside, size, array), array
+        raise CorruptError(f"chunk {chunk} of {record.key!r} does not meet {box}")
+    place = (*shared.relative_to(box.start).slices(), ...) if shared != box else None
+    return _Meeting(chunk, index, chunk.shape, shared.relative_to(chunk.start), place)
 
 
-def _made(
-    target: int, start: int, shape: tuple[int, ...], box: Box, size: int, array: Array
-) -> Piece:
-    return Piece(target, start, shape, box, size, bool(array.flags.c_contiguous))
+def _piece(places: Places, want: Want, meeting: _Meeting, target: int) -> tuple[Piece, Array]:
+    record, place = want.record, meeting.place
+    start = places.chunk(meeting.index, record, meeting.chunk).start
+    array = want.array if place is None else want.array[place]
+    size, is_row = itemsize(record.dtype), bool(array.flags.c_contiguous)
+    return Piece(target, start, meeting.shape, meeting.inside, size, is_row), array
 
 
 @dataclass(frozen=True, slots=True)
