@@ -7,6 +7,7 @@ from shardkeep.boxes import Box
 from shardkeep.errors import InvalidError
 from shardkeep.manifest import (
     chunk_name,
+    chunk_names,
     file_name,
     new_save_id,
     parse_chunk_name,
@@ -86,6 +87,12 @@ def test_keys_that_look_like_something_else_always_get_a_suffix():
     assert chunk_name("__metadata__", Box((0,), (4,)), (4,)) == "__metadata__@[0:4]"
     assert chunk_name("a@[0:2]", Box((0,), (4,)), (4,)) == "a@[0:2]@[0:4]"
     assert chunk_name("__metadata__", Box((), ()), ()) == "__metadata__@[]"
+
+
+@pytest.mark.parametrize("box", [Box((0,), (4,)), Box((0,), (2,)), Box((2,), (4,))])
+def test_many_names_are_what_each_would_be(box: Box):
+    keys = ["model.wq", "__metadata__", "a@[0:2]", "a]", ""]
+    assert chunk_names(keys, box, (4,)) == [chunk_name(key, box, (4,)) for key in keys]
 
 
 @given(st.data(), keys, shapes())

@@ -50,7 +50,9 @@ def adapters_of(found: Sequence[tuple[Path, Any]]) -> dict[Path, Live]:
     live = {
         path: leaf
         for path, leaf in found
-        if type(leaf) not in COMMON_LEAVES and (isinstance(leaf, Parts) or is_live(leaf))
+        if type(leaf) not in COMMON_LEAVES
+        and not isinstance(leaf, torch.Tensor)
+        and (isinstance(leaf, Parts) or is_live(leaf))
     }
     names = _names(live)
     return {path: _adapter(leaf, path, names) for path, leaf in live.items()}

@@ -93,8 +93,8 @@ class _Keeper:
         """By dtype and shape. Of many thousand tensors, most are like one before them."""
         self._on_mesh = LaidOutAlike(_entry_on_mesh)
         self._numbers: dict[str, int] = {}
-        self._seen: dict[int, list[tuple[_Cells, str]]] = {}
-        """By the address at which they start: cells, and the key that they are kept under."""
+        self._seen: dict[int, list[str]] = {}
+        """The keys of what is kept, by the address at which its cells start."""
 
     def run(self) -> KeptState:
         self._kept.tree = self._node(self._root, ())
@@ -146,7 +146,7 @@ class _Keeper:
         if entry is None or not address or address in self._seen:
             return None
         key, memory = self._keys[path], (part,)
-        self._seen[address] = [((leaf, entry.layout, memory), key)]
+        self._seen[address] = [key]
         self._kept.entries[key] = entry
         self._kept.memory[key] = memory
         number = self._numbers[key] = len(self._numbers)
@@ -189,12 +189,12 @@ class _Keeper:
         if any(part.is_meta for part in memory):
             raise InvalidError(f"{path_text(path)} is on the meta device: it has no values to keep")
         layout = _layout(leaf, path)
-        twin = self._twin(key, (leaf, layout, memory))
-        if twin in self._numbers:
-            return self._numbers[twin]
         if leaf.dtype not in DTYPE_NAMES:
             raise InvalidError(f"{path_text(path)}: dtype {leaf.dtype} cannot be kept")
         entry = Entry(DTYPE_NAMES[leaf.dtype], tuple(leaf.shape), layout)
+        twin = self._twin(key, entry, memory)
+        if twin is not None:
+            return self._numbers[twin]
         if layout is None:
             entry = self._plain.setdefault((leaf.dtype, leaf.shape), entry)
         self._kept.entries[key] = entry
@@ -202,20 +202,21 @@ class _Keeper:
         number = self._numbers[key] = len(self._numbers)
         return number
 
-    def _twin(self, key: str, cells: "_Cells") -> str:
-        """The key under which the same cells of the same memory are kept already; else this one."""
-        leaf, _, memory = cells
-        if not memory or 0 in leaf.shape:
-            return key
-        known = self._seen.setdefault(memory[0].data_ptr(), [])
+    def _twin(self, key: str, entry: Entry, memory: Sequence[torch.Tensor]) -> str | None:
+        """The key under which the same cells of the same memory are kept already."""
+        if not memory or 0 in entry.shape:
+            return None
+        # Empty memory has no address: of many such shards, each is told by its storage.
+        address = memory[0].data_ptr() or -_storage_id(memory[0])
+        known = self._seen.setdefault(address, [])
         if known:
             # Seldom: what starts at the same address may still be of another shape.
-            mine = cells_identity(*cells)
-            for other, twin in known:
-                if cells_identity(*other) == mine:
-                    return twin
-        known.append((cells, key))
-        return key
+            mine = _identity(entry, memory)
+            for other in known:
+                if _identity(self._kept.entries[other], self._kept.memory[other]) == mine:
+                    return other
+        known.append(key)
+        return None
 
     def _own(self, own: PerRank, path: Path) -> Node:
         try:
@@ -277,12 +278,12 @@ def _entry_on_mesh(leaf: torch.Tensor) -> Entry | None:
     return None
 
 
-_Cells = tuple[torch.Tensor, Layout | None, Sequence[torch.Tensor]]
-"""A leaf, its layout and this rank's memory of it."""
+def _identity(entry: Entry, memory: Sequence[Any]) -> object:
+    return cells_identity(entry.dtype, entry.shape, entry.layout, memory)
 
 
 def cells_identity(
-    leaf: torch.Tensor, layout: Layout | None, memory: Sequence[torch.Tensor]
+    dtype: object, shape: Sequence[int], layout: Layout | None, memory: Sequence[torch.Tensor]
 ) -> object:
     """Equal for two leaves that are the same cells of the same memory; on the meta device, too."""
     places = tuple(
@@ -297,7 +298,7 @@ def cells_identity(
         )
         for part in memory
     )
-    return leaf.dtype, tuple(leaf.shape), layout, places
+    return dtype, tuple(shape), layout, places
 
 
 def _storage_id(part: torch.Tensor) -> int:

@@ -204,7 +204,7 @@ class _Fitter:
         if not memory:
             return id(leaf)
         layout = None if kind == "tensor" else self._layout(path, leaf)
-        return cells_identity(leaf, layout, memory)
+        return cells_identity(leaf.dtype, leaf.shape, layout, memory)
 
     def _value(self, path: Path, leaf: Any, node: ValueNode | PerRankNode) -> None:
         if leaf_kind(leaf) is not None or isinstance(leaf, np.ndarray):
