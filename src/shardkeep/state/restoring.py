@@ -114,22 +114,19 @@ def fit_state(
 ) -> Fit:
     """What goes where. `shadow` is the state with live objects replaced by their state dicts."""
     fitter = _Fitter(manifest, me, cast, device)
-    stored = dict(_asked(stored_leaves(manifest.tree), keys))
+    stored = _asked(stored_leaves(manifest.tree), keys)
     if keys is not None and not stored:
         raise NotFoundError(
             f"nothing in the checkpoint matches keys={list(keys)}; patterns are of dotted paths, "
             "such as 'model.*'"
         )
-    asked = dict(_asked(leaves(shadow), keys))
-    absent: dict[Path, Any] = {}
-    for path, leaf in asked.items():
-        node = stored.pop(path, None)
-        if node is None:
-            absent[path] = leaf
-        else:
+    asked = _asked(leaves(shadow), keys)
+    if [path for path, _ in asked] == [path for path, _ in stored]:
+        # As saved, the usual case: nothing has to be looked for.
+        for (path, leaf), (_, node) in zip(asked, stored, strict=True):
             fitter.add(path, leaf, node)
-    fitter.add_tied(absent, asked)
-    fitter.fit.unexpected.extend(dotted(path) for path in stored)
+    else:
+        fitter.add_found(dict(asked), dict(stored))
     return fitter.fit
 
 
@@ -176,7 +173,19 @@ class _Fitter:
             self._tensor(path, leaf, self._manifest.tensors[node.index])
         self.fit.paths.append(path)
 
-    def add_tied(self, absent: Mapping[Path, Any], leaves: Mapping[Path, Any]) -> None:
+    def add_found(self, asked: Mapping[Path, Any], stored: dict[Path, Node]) -> None:
+        """Fit those of the leaves that are stored, and tell what only one side has."""
+        absent: dict[Path, Any] = {}
+        for path, leaf in asked.items():
+            node = stored.pop(path, None)
+            if node is None:
+                absent[path] = leaf
+            else:
+                self.add(path, leaf, node)
+        self._add_tied(absent, asked)
+        self.fit.unexpected.extend(dotted(path) for path in stored)
+
+    def _add_tied(self, absent: Mapping[Path, Any], leaves: Mapping[Path, Any]) -> None:
         """Leaves that are not stored: one that is the memory of another, filled one is not missing.
 
         Some formats keep tied tensors under one of their names only.

@@ -29,7 +29,7 @@ from shardkeep.transfer.read import OpenFile, Reader
 Ints = NDArray[np.int64]
 
 # What is read in one go stays in the cache until it is copied out.
-_WINDOW_NBYTES = 1024 * 1024
+_WINDOW_NBYTES = 2 * 1024 * 1024
 
 
 @dataclass(slots=True)
