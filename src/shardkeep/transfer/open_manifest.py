@@ -22,6 +22,7 @@ from shardkeep.manifest import (
 from shardkeep.manifest.limits import MAX_MANIFEST_NBYTES
 from shardkeep.plan.reads import WindowRead
 from shardkeep.storage.protocols import CanFetch
+from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.commit import MANIFEST
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.read import FileReads, OpenFile, Reader, in_flight, read_good
@@ -54,7 +55,8 @@ def read_manifest(storage: ReadStorage) -> Manifest:
             f"{storage.location} holds no checkpoint: there is no {MANIFEST}. A save that was "
             "broken off leaves none; check the path, or take another step"
         ) from error
-    return decode_manifest(data, where=f"{storage.location}/{MANIFEST}")
+    with gc_paused():
+        return decode_manifest(data, where=f"{storage.location}/{MANIFEST}")
 
 
 class Headers:
@@ -139,9 +141,10 @@ class Headers:
 
     def _decoded(self, index: int, data: bytes, file_nbytes: int) -> Header:
         name = self._manifest.file_name(index)
-        return decode_listed_header(
-            data, manifest=self._manifest, index=index, file_nbytes=file_nbytes, where=name
-        )
+        with gc_paused():
+            return decode_listed_header(
+                data, manifest=self._manifest, index=index, file_nbytes=file_nbytes, where=name
+            )
 
     def own_values(self, index: int) -> Mapping[str, Node]:
         """The values of its writer's own that a file holds."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from shardkeep.boxes import Box
 from shardkeep.manifest import TensorRecord, itemsize
 from shardkeep.plan.reads import DIRECT_NBYTES
+from shardkeep.storage.rooms import empty_room
 from shardkeep.transfer.load import MAX_GAP_NBYTES
 from shardkeep.transfer.moving import copy_bytes
 from shardkeep.transfer.open_manifest import Headers
@@ -180,7 +181,7 @@ class _Run:
 
     def fill(self, windows: Sequence[tuple[_File, _Window]]) -> None:
         """Fill what lies in these windows. From any thread; memory for one window is used again."""
-        room = np.empty(max((window.stop - window.start for _, window in windows), default=0), "u1")
+        room = empty_room(max([window.stop - window.start for _, window in windows], default=0))
         address: int = room.ctypes.data
         for file, window in windows:
             self._reader.read_blocks(file.file, window.start, room[: window.stop - window.start])

@@ -27,6 +27,7 @@ from shardkeep.manifest import (
 from shardkeep.plan import cut
 from shardkeep.state.frozen import FrozenTensor, Memory
 from shardkeep.storage.protocols import StreamSink
+from shardkeep.storage.rooms import empty_room
 from shardkeep.transfer.moving import copy_bytes
 from shardkeep.transfer.progress import Meter
 
@@ -187,7 +188,7 @@ class _Room:
     """Memory in which small chunks are joined. Of these there may be many thousands."""
 
     def __init__(self) -> None:
-        self.bytes = np.empty(_STEP_NBYTES, np.uint8)
+        self.bytes = empty_room(_STEP_NBYTES)
         self._address: int = self.bytes.ctypes.data
         self.used = 0
         self._targets: list[int] = []
