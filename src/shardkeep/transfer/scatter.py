@@ -105,18 +105,19 @@ class Scatter:
     def _files(self, threads: int) -> list[_File]:
         by_file: dict[int, list[_Alike]] = {}
         for alike in self._known.values():
-            if alike is not None:
+            if alike is not None and alike.records:
                 by_file.setdefault(alike.index, []).append(alike)
         self._headers.fetch(by_file, threads=threads)
         return [self._file(index, found) for index, found in by_file.items()]
 
     def _file(self, index: int, found: Sequence[_Alike]) -> _File:
-        starts = [self._headers.starts(index, one.records, one.box) for one in found]
-        sizes = [np.full(len(one.records), one.nbytes, np.int64) for one in found]
-        targets = [np.array(one.addresses, np.int64) for one in found]
-        columns = [np.concatenate(one) for one in (starts, sizes, targets)]
-        order = np.argsort(columns[0], kind="stable")
-        return _File(self._headers.open_file(index), *[one[order] for one in columns])
+        places = [self._headers.starts(index, one.records, one.box) for one in found]
+        starts = np.concatenate([np.array(one, np.int64) for one in places])
+        sizes = np.concatenate([np.full(len(one.records), one.nbytes) for one in found])
+        targets = np.concatenate([np.array(one.addresses, np.int64) for one in found])
+        order = np.argsort(starts, kind="stable")
+        columns = [one[order] for one in (starts, starts + sizes, targets)]
+        return _File(self._headers.open_file(index), *columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class _File:
 
     file: OpenFile
     starts: Ints
-    sizes: Ints
+    stops: Ints
     targets: Ints
 
     def windows(self) -> Iterator[_Window]:
@@ -146,17 +147,14 @@ class _File:
         step = max(size, _WINDOW_NBYTES - _WINDOW_NBYTES % size)
         for start, stop in self._runs():
             for at in range(start, stop, step):
-                window = self._window(at, min(at + step, stop))
-                # A gap that is read over may be as long as a window.
-                if window.sizes:
-                    yield window
+                yield self._window(at, min(at + step, stop))
 
     def _runs(self) -> Iterator[tuple[int, int]]:
         """Whole blocks that follow each other, small gaps included."""
         file, origin = self.file, self.file.data_start
         first = self.starts - (self.starts - origin) % file.block_nbytes
-        stops = self.starts + self.sizes
-        last = np.minimum(stops + (origin - stops) % file.block_nbytes, file.nbytes)
+        last = self.stops + (origin - self.stops) % file.block_nbytes
+        last = np.minimum(last, file.nbytes)
         breaks = np.flatnonzero(first[1:] - last[:-1] > MAX_GAP_NBYTES) + 1
         edges = [0, *breaks.tolist(), len(first)]
         for begin, end in itertools.pairwise(edges):
@@ -164,11 +162,11 @@ class _File:
 
     def _window(self, start: int, stop: int) -> _Window:
         """A tensor that goes beyond the window is in the next one, too, with its other bytes."""
-        first = int(np.searchsorted(self.starts + self.sizes, start, "right"))
+        first = int(np.searchsorted(self.stops, start, "right"))
         last = int(np.searchsorted(self.starts, stop, "left"))
         starts, targets = self.starts[first:last], self.targets[first:last]
         begins = np.maximum(starts, start)
-        sizes = np.minimum(starts + self.sizes[first:last], stop) - begins
+        sizes = np.minimum(self.stops[first:last], stop) - begins
         return _Window(start, stop, (targets + (begins - starts)).tolist(), begins, sizes.tolist())
 
 
