@@ -10,16 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import msgspec
-
 from shardkeep.boxes import Box, ByteRanges, byte_ranges
 
 # A run of at least this many bytes is worth a read of its own, straight into its destination.
 DIRECT_NBYTES = 512 * 1024
 
 
-# These are made by the 1,000s for each file: a Struct is many times as fast as a dataclass.
-class Piece(msgspec.Struct, frozen=True, gc=False):
+@dataclass(frozen=True, slots=True)
+class Piece:
     """A box of a stored chunk that is wanted.
 
     `target` numbers the destination among the caller's; it has the box's shape.
@@ -36,7 +34,8 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     """Whether the destination lies in one piece."""
 
 
-class Copy(msgspec.Struct, frozen=True, gc=False):
+@dataclass(frozen=True, slots=True)
+class Copy:
     """A strided box within a window that goes to a box of a target."""
 
     target: int
@@ -48,7 +47,8 @@ class Copy(msgspec.Struct, frozen=True, gc=False):
     """In bytes."""
 
 
-class DirectRead(msgspec.Struct, frozen=True, gc=False):
+@dataclass(frozen=True, slots=True)
+class DirectRead:
     """Bytes of a file that land in a target as they are."""
 
     target: int
@@ -87,7 +87,8 @@ class SpanRead:
 Read = DirectRead | WindowRead | SpanRead
 
 
-class _Want(msgspec.Struct, frozen=True, gc=False):
+@dataclass(frozen=True, slots=True)
+class _Want:
     """A span of the file that one copy needs."""
 
     start: int
