@@ -114,3 +114,24 @@ def test_blocks_that_nobody_wants_are_not_read() -> None:
 
 def test_nothing_is_read_for_an_empty_box() -> None:
     assert plan_one((4, 4), Box((1, 1), (1, 3))) == []
+
+
+def test_little_between_large_is_read_with_them() -> None:
+    large, little, far = (256,), (4,), (4,)
+    starts = [128, 128 + 1024, 128 + 1040, 128 + 2064 + 4096]
+    pieces = [
+        Piece(n, start, shape, Box.whole(shape), 4, is_contiguous=True)
+        for n, (start, shape) in enumerate(zip(starts, [large, little, large, far], strict=True))
+    ]
+    plan = plan_reads(
+        pieces,
+        data_start=128,
+        file_nbytes=128 + 8192,
+        block_nbytes=64,
+        window_nbytes=256,
+        max_gap_nbytes=0,
+        direct_nbytes=512,
+    )
+    runs = [(read.start, read.stop) for read in plan if isinstance(read, DirectRead)]
+    assert runs == [(128, 1152), (1152, 1168), (1168, 2192)]
+    assert isinstance(plan[-1], WindowRead)

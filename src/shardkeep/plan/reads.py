@@ -6,7 +6,7 @@ piece of memory is read straight into it; the rest is read in windows and copied
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -109,39 +109,84 @@ def plan_reads(
     """The reads of one file that fill all pieces, in the order of the file.
 
     Windows span at most about `window_nbytes` and bridge gaps of at most `max_gap_nbytes`. Runs of
-    at least `direct_nbytes` that land in one piece of memory are read by themselves.
+    at least `direct_nbytes` that land in one piece of memory are read by themselves, with what
+    little lies between two of them.
     """
-    reads: list[Read] = []
+    runs: list[DirectRead] = []
+    little: list[Piece] = []
     wants: list[_Want] = []
     for piece in pieces:
         if 0 in piece.chunk_shape:
             continue
         if piece.box.shape == piece.chunk_shape:
-            whole = _whole(piece, direct_nbytes)
-            (wants if isinstance(whole, _Want) else reads).append(whole)  # type: ignore[arg-type]
+            # The usual case: one run, no arithmetic on boxes.
+            if not piece.is_contiguous:
+                wants.append(_whole_want(piece))
+            elif _whole_nbytes(piece) >= direct_nbytes:
+                runs.append(_whole_run(piece))
+            else:
+                little.append(piece)
             continue
         ranges = byte_ranges(piece.chunk_shape, piece.box, piece.itemsize)
         if ranges.run_count == 1 and piece.is_contiguous and ranges.run_nbytes >= direct_nbytes:
             first = piece.chunk_start + next(iter(ranges))[0]
-            reads.append(DirectRead(piece.target, first, first + ranges.run_nbytes))
+            runs.append(DirectRead(piece.target, first, first + ranges.run_nbytes))
         elif ranges.run_count:
             # Gaps that a window bridges anyway need no part of their own.
             gap_nbytes = max(2 * block_nbytes, max_gap_nbytes + 1)
             wants.extend(_wants(piece, ranges, gap_nbytes, window_nbytes))
+    beside, apart = _beside(little, runs, direct_nbytes)
+    wants.extend(map(_whole_want, apart))
     wants.sort(key=lambda want: (want.start, want.stop))
     blocks = _Blocks(data_start, file_nbytes, block_nbytes)
-    reads.extend(_windows(wants, blocks, window_nbytes, max_gap_nbytes))
-    return sorted(reads, key=lambda read: read.start)
+    windows = _windows(wants, blocks, window_nbytes, max_gap_nbytes)
+    return sorted([*runs, *map(_whole_run, beside), *windows], key=lambda read: read.start)
 
 
-def _whole(piece: Piece, direct_nbytes: int) -> DirectRead | _Want:
-    """A chunk that is wanted whole, the usual case: one run, no arithmetic on boxes."""
+def _whole_nbytes(piece: Piece) -> int:
+    return piece.box.numel * piece.itemsize
+
+
+def _whole_run(piece: Piece) -> DirectRead:
     start = piece.chunk_start
-    stop = start + piece.box.numel * piece.itemsize
-    if piece.is_contiguous and stop - start >= direct_nbytes:
-        return DirectRead(piece.target, start, stop)
-    strides = _strides(piece.chunk_shape, piece.itemsize)
-    return _Want(start, stop, Copy(piece.target, piece.box, start, strides))
+    return DirectRead(piece.target, start, start + _whole_nbytes(piece))
+
+
+def _whole_want(piece: Piece) -> _Want:
+    start, strides = piece.chunk_start, _strides(piece.chunk_shape, piece.itemsize)
+    copy = Copy(piece.target, piece.box, start, strides)
+    return _Want(start, start + _whole_nbytes(piece), copy)
+
+
+def _beside(
+    little: Sequence[Piece], runs: Sequence[DirectRead], limit_nbytes: int
+) -> tuple[list[Piece], Sequence[Piece]]:
+    """Small chunks that lie beside runs, fewer bytes of them than the limit, and the others.
+
+    A window for each would read the blocks at its ends twice, and end the run.
+    """
+    if not little or not runs:
+        return [], little
+    ends = {run.start for run in runs} | {run.stop for run in runs}
+    found: tuple[list[Piece], list[Piece]] = [], []
+    for row in _rows(sorted(little, key=lambda piece: piece.chunk_start)):
+        start, stop = row[0].chunk_start, row[-1].chunk_start + _whole_nbytes(row[-1])
+        is_beside = not ends.isdisjoint((start, stop)) and stop - start < limit_nbytes
+        found[0 if is_beside else 1].extend(row)
+    return found
+
+
+def _rows(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Whole chunks that follow each other without a gap."""
+    row: list[Piece] = []
+    stop = -1
+    for piece in pieces:
+        if row and piece.chunk_start != stop:
+            yield row
+            row = []
+        row.append(piece)
+        stop = piece.chunk_start + _whole_nbytes(piece)
+    yield row
 
 
 def _wants(

@@ -25,7 +25,7 @@ from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.runs import Act, Array, Run, acts_of
 
 # Direct reads are checked in steps, while what was read is still in the cache.
-_STEP_NBYTES = 4 * 1024 * 1024
+_STEP_NBYTES = 2 * 1024 * 1024
 T = TypeVar("T")
 
 
