@@ -1,6 +1,7 @@
 """Write what the last runs found into docs/performance.md: `python -m benchmarks.page`.
 
-Only between the page's markers; the pictures beside it are made anew. Takes build/bench.json.
+And a summary into README.md and docs/comparison.md. Only between the pages' marks; the pictures are
+made anew. Takes build/bench.json.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +13,15 @@ from benchmarks.claims import Claim, claims_of, value_text
 from benchmarks.figures import OURS, RAW, Figure, grouped
 from benchmarks.kept import FULL, Kept, read
 from benchmarks.places import BUILD
+from benchmarks.summary import summary
 from benchmarks.tables import notes
 from benchmarks.workloads import planning
 from benchmarks.workloads.every import WORKLOADS
+from torture.marks import put_between
 
-PAGE = BUILD.parent / "docs" / "performance.md"
-START, STOP = "<!-- figures: start -->", "<!-- figures: stop -->"
+ROOT = BUILD.parent
+PAGE = ROOT / "docs" / "performance.md"
+SUMMARIES = (ROOT / "README.md", ROOT / "docs" / "comparison.md")
 _COLUMNS = 5
 
 NameOf = Callable[[Figure], str]
@@ -31,9 +35,10 @@ def main() -> None:
         raise SystemExit(f"{FULL} lacks {', '.join(absent)}: run python -m benchmarks first")
     for name, one in kept.items():
         _picture_path(name).write_text(picture(f"{name}: {one.title}", panels_of(one.figures)))
-    before, rest = PAGE.read_text().split(START)
-    after = rest.split(STOP)[1]
-    PAGE.write_text(f"{before}{START}\n\n{markdown(kept)}\n\n{STOP}{after}")
+    put_between(PAGE, "figures", f"\n{markdown(kept)}\n")
+    figures = [figure for one in kept.values() for figure in one.figures]
+    for page in SUMMARIES:
+        put_between(page, "speed", f"{summary(figures)}\n\n{_made(kept)}")
 
 
 def _picture_path(workload: str) -> Path:

@@ -9,6 +9,7 @@ from benchmarks.claims import claims_of
 from benchmarks.figures import Figure
 from benchmarks.kept import Kept, read, write
 from benchmarks.page import markdown, panels_of
+from benchmarks.summary import summary
 from benchmarks.tables import notes
 
 
@@ -72,3 +73,10 @@ def test_figures_come_back_as_they_were_kept(tmp_path):
     kept = Kept("One process", "c", "d", "abc", 1.0, {"cores": "2"}, saves(raw=0.1))
     write(path, {"W1": kept})
     assert read(path) == {"W1": kept}
+
+
+def test_a_summary_takes_each_library_at_its_best_and_leaves_out_what_we_did_not_do():
+    figures = [*saves(shardkeep=1.0, dcp=3.0, dcp2=1.5), *saves(**{"torch.save": 0.5})]
+    figures.append(Figure("W1", "tmpfs", "load", "DCP", (1.0,)))
+    _, _, *rows = summary(figures).splitlines()
+    assert rows == ["| save 2 GiB, one process | 1.00 s | 1.50 s |  |  |  |  | **500 ms** |"]
