@@ -109,8 +109,9 @@ class Reader:
         self._has_copies = isinstance(source, HasCopies)
         # From a distance, many requests fly at once: they wait for the store, not for a core.
         self._distant = source if isinstance(source, CanFetch) else None
-        keeps_open = isinstance(source, CanKeepOpen) and not self._has_copies
-        self._keeps_open = source if keeps_open else None
+        self._keeps_open: CanKeepOpen | None = None
+        if isinstance(source, CanKeepOpen) and not self._has_copies:
+            self._keeps_open = source
         self._threads = max(threads, in_flight(source))
         self._verify = verify
         self._meter = meter
