@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
@@ -43,7 +44,7 @@ def started_browser() -> Generator[Any]:
 
 
 @contextmanager
-def serving(paths: Sequence[Path]) -> Generator[str]:
+def serving(paths: Sequence[Path | str]) -> Generator[str]:
     """The address at which `shardkeep serve` shows these."""
     process = subprocess.Popen(
         [sys.executable, "-m", "shardkeep", "serve", *map(str, paths), "--no-open"],
@@ -56,3 +57,52 @@ def serving(paths: Sequence[Path]) -> Generator[str]:
     finally:
         process.terminate()
         process.wait(20)
+
+
+class Window:
+    """A window of the browser; what goes wrong in it is not lost."""
+
+    def __init__(self, context: Any, url: str) -> None:
+        context.set_default_timeout(20_000)
+        self.page = context.new_page()
+        self.troubles: list[str] = []
+        self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        self.page.on("console", lambda said: said.type == "error" and self._note(said))
+        self.base = url.split("?")[0]
+        self.page.goto(url)
+
+    def _note(self, said: Any) -> None:
+        # That a question was answered with an error is shown on the page.
+        if "Failed to load resource" not in said.text:
+            self.troubles.append(said.text)
+
+    def open(self, view: str, **query: str) -> Any:
+        """The page, showing a view and all that belongs to it."""
+        asked = f"#/{view}?{urlencode(query)}"
+        self.page.goto(f"{self.base}{asked}")
+        self.page.wait_for_selector(f'main[data-shown="{asked}"]')
+        self.page.wait_for_selector(".waiting", state="detached")
+        return self.page
+
+    def text(self) -> str:
+        return self.page.inner_text("main")
+
+    def begin_anew(self) -> None:
+        """As a window that was just opened, without the price of one."""
+        self.troubles.clear()
+        self.page.set_viewport_size(_SIZE)
+        self.page.evaluate("() => localStorage.clear()")
+        self.page.goto(self.base)
+        self.page.reload()
+
+
+_SIZE: Any = {"width": 1200, "height": 900}
+
+
+def opened(browser: Any, url: str, **options: Any) -> Iterator[Window]:
+    """A window of its own; it must come to its end without trouble."""
+    context = browser.new_context(viewport=_SIZE, **options)
+    window = Window(context, url)
+    yield window
+    context.close()
+    assert window.troubles == []

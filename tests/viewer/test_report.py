@@ -69,7 +69,7 @@ def test_what_is_not_there_is_told_in_one_line(capsys, tmp_path):
         code, _, err = run(capsys, *words)
         assert code == 2
         assert len(err.splitlines()) == 1
-    code, _, err = run(capsys, "serve", "s3://bucket/run")
-    assert (code, "s3://bucket/run: the viewer opens local paths" in err) == (2, True)
+    code, _, err = run(capsys, "serve", f"file://{tmp_path}/no", "--no-open")
+    assert (code, "holds no checkpoint" in err) == (2, True)
     code, _, err = run(capsys, "serve", tmp_path, "--port", "99999", "--no-open")
     assert (code, "--port is a number" in err) == (2, True)

@@ -24,12 +24,14 @@ def serve(*paths: Path, port: int = 0, no_open: bool = False) -> int:
     Examples:
 
       shardkeep serve runs/a
+      shardkeep serve s3://bucket/runs/a
       shardkeep serve runs/a/step-00000100 hf-folder --port 8000 --no-open
 
     Parameters
     ----------
     paths
-        Runs, checkpoints, folders of Hugging Face or DCP, safetensors files.
+        Runs and checkpoints, also as URLs; folders of Hugging Face or DCP,
+        safetensors files.
     port
         The port; any that is free by default.
     no_open
@@ -62,7 +64,8 @@ def report(*paths: Path, output: Annotated[Path, Parameter(alias="-o")]) -> int:
     Parameters
     ----------
     paths
-        Runs, checkpoints, folders of Hugging Face or DCP, safetensors files.
+        Runs and checkpoints, also as URLs; folders of Hugging Face or DCP,
+        safetensors files.
     output
         The file to write.
     """

@@ -134,7 +134,7 @@ def plan_reads(
         elif ranges.run_count:
             # Gaps that a window bridges anyway need no part of their own.
             gap_nbytes = max(2 * block_nbytes, max_gap_nbytes + 1)
-            wants.extend(_wants(piece, ranges, gap_nbytes, window_nbytes))
+            wants.extend(window_needs(piece, ranges, gap_nbytes, window_nbytes))
     beside, apart = _beside(little, runs, direct_nbytes)
     wants.extend(map(_whole_want, apart))
     wants.sort(key=lambda want: (want.start, want.stop))
@@ -189,7 +189,7 @@ def _rows(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     yield row
 
 
-def _wants(
+def window_needs(
     piece: Piece, ranges: ByteRanges, gap_nbytes: int, window_nbytes: int
 ) -> Iterator[_Want]:
     """The piece in parts whose spans fit a window, and which leave out gaps that are worth it."""

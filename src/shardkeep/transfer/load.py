@@ -172,6 +172,11 @@ class ReadRule:
     in_spans: bool = False
     """Whether everything is fetched in spans: each request to the storage has its price."""
 
+    @property
+    def direct_nbytes(self) -> int:
+        """A run of so many bytes that lands in one piece of memory needs no window."""
+        return 1 if self.in_spans else DIRECT_NBYTES
+
     @classmethod
     def of(cls, storage: object) -> ReadRule:
         """The rule for a storage; for one at a distance, by what its requests cost."""
@@ -193,9 +198,8 @@ def _file_plan(
         "block_nbytes": file.block_nbytes,
         "max_gap_nbytes": rule.max_gap_nbytes,
     }
-    direct_nbytes = 1 if rule.in_spans else DIRECT_NBYTES
     reads = plan_reads(
-        pieces, window_nbytes=rule.window_nbytes, direct_nbytes=direct_nbytes, **shape
+        pieces, window_nbytes=rule.window_nbytes, direct_nbytes=rule.direct_nbytes, **shape
     )
     if rule.in_spans:
         runs = [read for read in reads if isinstance(read, DirectRead)]

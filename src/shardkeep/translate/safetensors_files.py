@@ -19,6 +19,7 @@ from shardkeep.manifest import DictNode, Json, Node, parse_file_name
 from shardkeep.manifest.limits import MAX_HEADER_LENGTH
 from shardkeep.manifest.plain_json import shown
 from shardkeep.storage.keys import is_key
+from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
 from shardkeep.translate.foreign import ForeignChunk, ForeignTensor, open_foreign
@@ -65,7 +66,8 @@ def _open(files: HubFiles, path: Path) -> Opened:
     else:
         format, names = "hf", _find_files(path)
     headers = {name: _header(files, name) for name in names}
-    tensors = _tensors(files, headers, weight_map)
+    with gc_paused():
+        tensors = _tensors(files, headers, weight_map)
     aliases = _aliases(headers, tensors)
     return open_foreign(
         files,
@@ -157,6 +159,8 @@ def _tensors(
                 "index and files are not of the same model"
             )
     home: dict[str, str] = {}
+    # The shapes of a model are few.
+    boxes: dict[tuple[int, ...], Box] = {}
     found: list[ForeignTensor] = []
     for name, header in headers.items():
         for key, entry in header.entries.items():
@@ -168,7 +172,9 @@ def _tensors(
                     "of the files instead of the folder, or move one away"
                 )
             home[key] = name
-            chunk = ForeignChunk(Box.whole(entry.shape), name, entry.start)
+            if entry.shape not in boxes:
+                boxes[entry.shape] = Box.whole(entry.shape)
+            chunk = ForeignChunk(boxes[entry.shape], name, entry.start)
             found.append(ForeignTensor(key, entry.dtype, entry.shape, [chunk]))
     return found
 

@@ -21,6 +21,7 @@ from shardkeep.manifest.header import LENGTH_NBYTES
 from shardkeep.manifest.limits import FREE_ENTRIES, MAX_HEADER_LENGTH, MIN_ENTRY_NBYTES, PAGE
 from shardkeep.manifest.plain_json import shown
 from shardkeep.storage.protocols import CanMeasure, CanRead
+from shardkeep.transfer.collecting import gc_paused
 
 METADATA = "__metadata__"
 
@@ -85,8 +86,10 @@ def read_header(files: HeaderFiles, name: str) -> FileHeader:
             f"{where} is no safetensors file, or was cut off: its {nbytes} bytes do not hold the "
             "header that they announce; fetch it again"
         )
+    text = files.read(name, LENGTH_NBYTES, length)
     try:
-        return _decode(files.read(name, LENGTH_NBYTES, length), nbytes)
+        with gc_paused():
+            return _decode(text, nbytes)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptError(f"{where}: the header is no JSON of safetensors: {error}") from None
     except RecursionError:
@@ -105,11 +108,15 @@ def _decode(text: bytes, file_nbytes: int) -> FileHeader:
     found = [(key, _entry.decode(raw)) for key, raw in wire.items()]
     found.sort(key=lambda item: item[1].data_offsets)
     entries: dict[str, StoredEntry] = {}
+    sizes: dict[tuple[str, tuple[int, ...]], int] = {}
     stop = 0
     for key, one in found:
         start, last = one.data_offsets
+        alike = one.dtype, one.shape
+        if alike not in sizes:
+            sizes[alike] = _nbytes_of(key, one)
         # A key that is there twice leaves a hole, too: only its last entry is found here.
-        if start != stop or last - start != _nbytes_of(key, one):
+        if start != stop or last - start != sizes[alike]:
             raise CorruptError(
                 f"{shown(key)}, {shown(one.dtype)} of shape {list(one.shape)[:8]}, does not fit "
                 f"its place from byte {shown(start)} to {shown(last)}: tensors fill the data "

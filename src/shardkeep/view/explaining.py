@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 
 import numpy as np
 
-from shardkeep.boxes import Box
 from shardkeep.errors import InvalidError, name_ranks
 from shardkeep.layouts import Layout, Mesh, Replicate, Split
 from shardkeep.layouts.mesh import unravel
 from shardkeep.layouts.placements import Placement
 from shardkeep.manifest import TensorRecord
-from shardkeep.transfer.cost import ReadCost, cost_of
+from shardkeep.transfer.cost import CostPlanner, Kind, ReadCost, total_cost
 from shardkeep.transfer.opened import Opened
 from shardkeep.view.pieces import core_count
 from shardkeep.view.stages import stages_of
@@ -101,8 +100,14 @@ def placements_of(
     Where two axes cut the same dim, the right one cuts first, as fully_shard cuts what tensor
     parallelism left.
     """
-    dims = [_dim_of(record, axis, rules) for axis in axes]
-    sizes = list(axes.values())
+    return _placements(_dims_of(record, axes, rules), tuple(axes.values()))
+
+
+Dims = tuple[int | None, ...]
+"""The dim that each axis cuts; None where it cuts nothing."""
+
+
+def _placements(dims: Dims, sizes: Sequence[int]) -> tuple[Placement, ...]:
     found: list[Placement] = []
     for at, dim in enumerate(dims):
         inner = [sizes[b] for b in range(at + 1, len(dims)) if dims[b] == dim]
@@ -110,9 +115,27 @@ def placements_of(
     return tuple(found)
 
 
-def _dim_of(record: TensorRecord, axis: str, rules: Sequence[Rule]) -> int | None:
-    fitting = [rule for rule in rules if rule.axis == axis and rule.fits(record)]
-    return fitting[-1].dim if fitting else None
+def _dims_of(record: TensorRecord, axes: Iterable[str], rules: Sequence[Rule]) -> Dims:
+    fitting = {rule.axis: rule.dim for rule in rules if rule.fits(record)}
+    return tuple(fitting.get(axis) for axis in axes)
+
+
+class _KnownDims:
+    """The dims that are cut of each tensor; worked out once for all to which the same applies."""
+
+    def __init__(self, axes: Iterable[str], rules: Sequence[Rule]) -> None:
+        self._axes = tuple(axes)
+        self._rules = rules
+        patterns = {rule.pattern for rule in rules} - {"*"}
+        self._matches = [re.compile(translate(pattern)).match for pattern in patterns]
+        self._known: dict[tuple[int, ...], Dims] = {}
+
+    def of(self, record: TensorRecord) -> Dims:
+        key = record.key
+        applies = len(record.shape), *[match(key) is not None for match in self._matches]
+        if applies not in self._known:
+            self._known[applies] = _dims_of(record, self._axes, self._rules)
+        return self._known[applies]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +182,11 @@ def explain_mesh(
 ) -> MeshCost:
     """What loading the tensors would cost; at most `most` distinct ranks are planned."""
     shares = share_out(opened, keys, axes, rules)
+    planner = CostPlanner(opened, threads=core_count())
     planned = [
-        RanksCost(ranks, cost_of(opened, shares.boxes_of(ranks[0]), threads=core_count()))
+        RanksCost(ranks, total_cost(kinds, planner.ranges_of(kinds).values()))
         for ranks in shares.chosen(most)
+        for kinds in [shares.kinds_of(ranks[0])]
     ]
     return MeshCost(dict(axes), shares.ranks, len(shares.alike), tuple(planned))
 
@@ -173,7 +198,8 @@ class Shares:
     ranks: int
     alike: Sequence[tuple[int, ...]]
     """All ranks, in groups that hold the same."""
-    layouts: Sequence[tuple[TensorRecord, Layout]]
+    layouts: Sequence[tuple[Sequence[TensorRecord], Layout]]
+    """All tensors, those together that are stored alike and would lie alike."""
 
     def chosen(self, most: int) -> list[tuple[int, ...]]:
         """At most so many of the groups, spread evenly."""
@@ -181,11 +207,9 @@ class Shares:
             raise InvalidError(f"--ranks is how many to plan, at least 1; got {most}")
         return [self.alike[at] for at in _spread(len(self.alike), most)]
 
-    def boxes_of(self, rank: int) -> list[tuple[TensorRecord, Box]]:
-        """What a rank holds of each tensor."""
-        distinct = {id(layout): layout for _, layout in self.layouts}
-        known = {name: layout.boxes_of(rank) for name, layout in distinct.items()}
-        return [(record, box) for record, layout in self.layouts for box in known[id(layout)]]
+    def kinds_of(self, rank: int) -> list[Kind]:
+        """What a rank holds of the tensors."""
+        return [(records, box) for records, layout in self.layouts for box in layout.boxes_of(rank)]
 
 
 def share_out(
@@ -196,15 +220,19 @@ def share_out(
     staged = has_stages(axes, rules)
     stages = stages_of(records, axes[_STAGES]) if staged else [None] * len(records)
     meshes = _Meshes(axes, staged)
+    known = _KnownDims(axes, rules)
+    alike: dict[tuple[int, str, tuple[int, ...], int | None, Dims], list[TensorRecord]] = {}
+    for record, stage in zip(records, stages, strict=True):
+        kind = record.grid, record.dtype, record.shape, stage, known.of(record)
+        alike.setdefault(kind, []).append(record)
     layouts = [
-        (record, meshes.layout(record, stage, rules))
-        for record, stage in zip(records, stages, strict=True)
+        (found, meshes.layout(shape, stage, dims))
+        for (_, _, shape, stage, dims), found in alike.items()
     ]
     cutting = [
         at
         for at, axis in enumerate(axes)
-        if (staged and axis == _STAGES)
-        or any(_dim_of(record, axis, rules) is not None for record in records)
+        if (staged and axis == _STAGES) or any(dims[at] is not None for *_, dims in alike)
     ]
     return Shares(meshes.whole.size, _alike(tuple(axes.values()), cutting), layouts)
 
@@ -213,11 +241,10 @@ class _Meshes:
     """The mesh, and the part of it that each stage of a pipeline has."""
 
     def __init__(self, axes: Mapping[str, int], staged: bool) -> None:
-        self._axes = {name: n for name, n in axes.items() if not (staged and name == _STAGES)}
-        self.whole = np.arange(math.prod(axes.values())).reshape(tuple(axes.values()))
+        self._sizes = tuple(axes.values())
+        self.whole = np.arange(math.prod(self._sizes)).reshape(self._sizes)
         self._at = list(axes).index(_STAGES) if staged else None
         self._known: dict[int | None, Mesh] = {}
-        self._layouts: dict[tuple[tuple[int, ...], int | None, str], Layout] = {}
 
     def at(self, stage: int | None) -> Mesh:
         """The ranks of a stage; None for all, those of the stages side by side."""
@@ -234,17 +261,12 @@ class _Meshes:
             ranks = ranks[None]
         return Mesh(ranks.shape, tuple(ranks.reshape(-1).tolist()))
 
-    def layout(self, record: TensorRecord, stage: int | None, rules: Sequence[Rule]) -> Layout:
-        """Who holds what of a tensor; the same object for many alike."""
-        alike = record.shape, stage, "" if _is_for_all(rules) else record.key
-        if alike not in self._layouts:
-            placements = (Replicate(), *placements_of(record, self._axes, rules))
-            self._layouts[alike] = Layout.on_mesh(record.shape, self.at(stage), placements)
-        return self._layouts[alike]
-
-
-def _is_for_all(rules: Sequence[Rule]) -> bool:
-    return all(rule.pattern == "*" for rule in rules)
+    def layout(self, shape: tuple[int, ...], stage: int | None, dims: Dims) -> Layout:
+        """Who holds what of a tensor."""
+        placed = list(_placements(dims, self._sizes))
+        # Stages come first, and cut nothing.
+        placed.insert(0, placed.pop(self._at) if self._at is not None else Replicate())
+        return Layout.on_mesh(shape, self.at(stage), placed)
 
 
 def _alike(shape: tuple[int, ...], cutting: Sequence[int]) -> list[tuple[int, ...]]:

@@ -58,7 +58,8 @@ class Answers:
         return _json({"version": shardkeep.__version__, "places": places})
 
     def _run(self, query: Query) -> bytes:
-        return _json(run_page(self._library.run(_text(query, "run"))))
+        place = self._library.run(_text(query, "run"))
+        return _json(run_page(place, self._library.shelf(place)))
 
     def _checkpoint(self, query: Query) -> bytes:
         at = _text(query, "at")

@@ -14,7 +14,6 @@ import numpy as np
 
 from shardkeep.errors import InvalidError, ShardkeepError
 from shardkeep.manifest import TensorRecord
-from shardkeep.storage.shelf import LocalShelf
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.read import Array
 from shardkeep.transfer.steps import StepRecord, current, read_steps
@@ -74,7 +73,7 @@ def spread_page(a: Opened, b: Opened, key: str) -> dict[str, Any]:
 def drift_page(library: Library, run: str, key: str) -> dict[str, Any]:
     """A tensor in all checkpoints of a run: its values, and how far they are from the first."""
     place = library.run(run)
-    records = current(read_steps(LocalShelf(place.path)))
+    records = current(read_steps(library.shelf(place)))
     steps = _spread([one for one in records if one.condition == "committed"])
     trail = _Trail(key)
     for one in steps:

@@ -6,23 +6,28 @@ It stays open, for as long as it is what it was and a few others are not wanted 
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from shardkeep.errors import NotFoundError
 from shardkeep.manifest import MANIFEST_NAME
+from shardkeep.storage import Storage, open_storage
 from shardkeep.transfer.opened import Opened
 from shardkeep.view.opening import opened_checkpoint
+from shardkeep.view.places import Place
 
 _MOST = 8
+# So far into a manifest, its save's id has been told.
+_HEAD_NBYTES = 64
 
-Stamp = tuple[int, ...]
+Stamp = tuple[int, ...] | bytes
 
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    path: Path
+    path: Place
     stamp: Stamp
     opened: Opened
     closing: ExitStack
@@ -35,14 +40,17 @@ class KeptOpen:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        # One for each place: what takes long to open stands in nobody's way but its own.
+        self._opening: defaultdict[Place, threading.Lock] = defaultdict(threading.Lock)
         self._kept: list[_Kept] = []
 
     @contextmanager
-    def lease(self, path: Path) -> Generator[Opened]:
+    def lease(self, path: Place) -> Generator[Opened]:
         """The checkpoint as it is now; open at least until the end of the block."""
         with self._lock:
+            opening = self._opening[path]
+        with opening:
             kept = self._find(path)
-            kept.users += 1
         try:
             yield kept.opened
         finally:
@@ -50,21 +58,28 @@ class KeptOpen:
                 kept.users -= 1
                 self._close_unused(kept)
 
-    def _find(self, path: Path) -> _Kept:
-        stamp = _stamp(path)
-        found = next((k for k in self._kept if (k.path, k.stamp) == (path, stamp)), None)
-        if found is None:
+    def _find(self, path: Place) -> _Kept:
+        with self._lock:
+            before = next((one for one in self._kept if one.path == path), None)
+        stamp = _stamp(path, before)
+        found = before
+        if found is None or found.stamp != stamp:
             closing = ExitStack()
             found = _Kept(path, stamp, closing.enter_context(opened_checkpoint(path)), closing)
+        with self._lock:
+            found.users += 1
+            self._keep(found)
+        return found
+
+    def _keep(self, found: _Kept) -> None:
         others = [one for one in self._kept if one is not found]
         # What was replaced meanwhile is of no use any more.
-        stale = [one for one in others if one.path == path]
-        fresh = [one for one in others if one.path != path]
+        stale = [one for one in others if one.path == found.path]
+        fresh = [one for one in others if one.path != found.path]
         self._kept = [*fresh, found][-_MOST:]
         for one in [*stale, *(one for one in fresh if one not in self._kept)]:
             one.dropped = True
             self._close_unused(one)
-        return found
 
     def _close_unused(self, kept: _Kept) -> None:
         if kept.dropped and not kept.users:
@@ -79,8 +94,10 @@ class KeptOpen:
             self._kept = []
 
 
-def _stamp(path: Path) -> Stamp:
+def _stamp(path: Place, kept: _Kept | None) -> Stamp:
     """What changes when another save takes the checkpoint's place."""
+    if isinstance(path, str):
+        return _stamp_of_url(path, kept.opened.storage if kept is not None else None)
     for file in (path / MANIFEST_NAME, path):
         try:
             found = file.stat()
@@ -88,3 +105,14 @@ def _stamp(path: Path) -> Stamp:
             continue
         return found.st_mtime_ns, found.st_ino, found.st_size
     return ()
+
+
+def _stamp_of_url(url: str, known: object) -> Stamp:
+    """The first bytes of the manifest: the id of the save, for one small request."""
+    with ExitStack() as closing:
+        if not isinstance(known, Storage):
+            known = closing.enter_context(open_storage(url, create=False, durable=False))
+        try:
+            return known.read(MANIFEST_NAME, 0, _HEAD_NBYTES)
+        except NotFoundError:
+            return b""

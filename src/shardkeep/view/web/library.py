@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from shardkeep.errors import InvalidError, NotFoundError, UnsupportedError
-from shardkeep.storage.shelf import LocalShelf
+from shardkeep.errors import InvalidError, NotFoundError
+from shardkeep.storage.shelf import Shelf
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.steps import parse_step
-from shardkeep.translate.opening import format_of
-from shardkeep.view.places import place_of
+from shardkeep.view.listing import shelf_of
+from shardkeep.view.opening import is_checkpoint
+from shardkeep.view.places import Place as Where, place_of
 from shardkeep.view.web.kept_open import KeptOpen
 
 _AT = re.compile(r"(\d{1,4})(?:/([a-z0-9-]{1,40}))?", re.ASCII)
@@ -29,38 +30,49 @@ class Place:
     """A run or a checkpoint that was named."""
 
     id: str
-    path: Path
+    path: Where
     kind: Literal["run", "checkpoint"]
 
     @property
     def name(self) -> str:
-        return self.path.name or str(self.path)
+        return Path(self.path).name or str(self.path)
 
 
 class Library:
     """The places that were named; checkpoints stay open while somebody looks at them."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Where]) -> None:
         if not paths:
             raise InvalidError("name a run or a checkpoint to look at")
         self._open = KeptOpen()
+        self._shelves: dict[str, Shelf] = {}
         self.places = [self._place(str(at), path) for at, path in enumerate(paths)]
 
-    def _place(self, id: str, path: Path) -> Place:
-        url = place_of(path)
-        if isinstance(url, str):
-            raise UnsupportedError(
-                f"{url}: the viewer opens local paths only; `shardkeep copy {url} DEST` brings a "
-                "checkpoint here, and ls, show, diff and explain take URLs"
-            )
-        if not path.exists():
-            raise NotFoundError(f"{path} is not there; check the path")
-        whole = path.resolve()
-        if path.is_dir() and format_of(path) is None:
-            return Place(id, whole, "run")
+    def _place(self, id: str, path: Where) -> Place:
+        where = place_of(path)
+        whole = where.rstrip("/") if isinstance(where, str) else _found(where)
+        if not is_checkpoint(whole):
+            place = Place(id, whole, "run")
+            if isinstance(whole, str):
+                self._require_run(place)
+            return place
         # Else a mistake would show only in the browser.
         with self._open.lease(whole):
             return Place(id, whole, "checkpoint")
+
+    def _require_run(self, place: Place) -> None:
+        """A store has no folders: one that is empty and a slip of the pen look the same."""
+        if not any(parse_step(name) is not None for name in self.shelf(place).names()):
+            raise NotFoundError(
+                f"{place.path} holds no checkpoint, and none that is called step-<number> below "
+                "it; check the address"
+            )
+
+    def shelf(self, run: Place) -> Shelf:
+        """Where the run's checkpoints stand."""
+        if run.id not in self._shelves:
+            self._shelves[run.id] = shelf_of(run.path)
+        return self._shelves[run.id]
 
     def place(self, id: str) -> Place:
         """The place of this number."""
@@ -76,8 +88,8 @@ class Library:
             raise InvalidError(f"{place.name} is one checkpoint, not a run")
         return place
 
-    def path_of(self, at: str) -> Path:
-        """The folder of a checkpoint; no text from outside becomes part of a path unchecked."""
+    def path_of(self, at: str) -> Where:
+        """Where a checkpoint is; no text from outside becomes part of a path unchecked."""
         found = _AT.fullmatch(at)
         if found is None:
             raise InvalidError(f"{at[:80]!r} names no checkpoint")
@@ -85,7 +97,7 @@ class Library:
         if place.kind == "checkpoint" and name is None:
             return place.path
         if place.kind == "run" and name is not None and parse_step(name) is not None:
-            shelf = LocalShelf(place.path)
+            shelf = self.shelf(place)
             if name in shelf.names():
                 return shelf.path(name)
         raise NotFoundError(
@@ -101,3 +113,9 @@ class Library:
     def close(self) -> None:
         """Let go of all files."""
         self._open.close()
+
+
+def _found(path: Path) -> Path:
+    if not path.exists():
+        raise NotFoundError(f"{path} is not there; check the path")
+    return path.resolve()

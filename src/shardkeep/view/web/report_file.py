@@ -11,11 +11,12 @@ import gzip
 import hashlib
 import html
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from shardkeep.errors import InvalidError, StorageError
+from shardkeep.view.places import Place
 from shardkeep.view.web.answers import Answers
 from shardkeep.view.web.library import Library
 from shardkeep.view.web.report_questions import Question, questions_of
@@ -25,7 +26,7 @@ _STATIC = Path(__file__).parent / "static"
 _SLICE_SIDE = 64
 
 
-def write_report(paths: list[Path], target: Path) -> int:
+def write_report(paths: Sequence[Place], target: Path) -> int:
     """Write the report; its size. The file is there as a whole or not at all."""
     if target.is_dir():
         raise InvalidError(f"{target} is a folder: name the file, such as {target / 'run.html'}")

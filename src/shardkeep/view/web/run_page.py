@@ -8,7 +8,7 @@ from typing import Any
 
 from shardkeep.errors import ShardkeepError
 from shardkeep.plan.retention import Retention
-from shardkeep.storage.shelf import LocalShelf
+from shardkeep.storage.shelf import Shelf
 from shardkeep.transfer.prune import saves_under_way
 from shardkeep.transfer.report import SaveReport, read_report
 from shardkeep.transfer.steps import StepRecord, current, newest, read_steps
@@ -19,10 +19,9 @@ _SHARE = 0.05
 _SOONEST_SECONDS = 1.0
 
 
-def run_page(place: Place) -> dict[str, Any]:
+def run_page(place: Place, shelf: Shelf) -> dict[str, Any]:
     """The run as its page shows it."""
     start = time.monotonic()
-    shelf = LocalShelf(place.path)
     records = read_steps(shelf)
     rule = _rule(records)
     kept = _kept_by(records, rule)
@@ -57,7 +56,7 @@ def _kept_by(records: Sequence[StepRecord], rule: Retention) -> Mapping[int, lis
 
 def _step(
     place: Place,
-    shelf: LocalShelf,
+    shelf: Shelf,
     one: StepRecord,
     records: Sequence[StepRecord],
     kept: Mapping[int, list[str]],
@@ -75,7 +74,7 @@ def _step(
         "metrics": {name: finite(value) for name, value in one.metrics.items()},
         "kept_by": kept.get(one.step, []),
         "left_behind": (one.step, one.save_id) not in going_on,
-        **_times(str(place.path), one.name, one.save_id),
+        **_times(shelf, one.name, one.save_id),
     }
 
 
@@ -84,7 +83,7 @@ def finite(number: float) -> float | str:
     return number if number - number == 0 else str(number)
 
 
-def _state(shelf: LocalShelf, one: StepRecord) -> str:
+def _state(shelf: Shelf, one: StepRecord) -> str:
     """The condition; a save that is under way is told from one that was broken off."""
     if one.condition != "half-written":
         return one.condition
@@ -98,12 +97,13 @@ def _state(shelf: LocalShelf, one: StepRecord) -> str:
 _known_times: dict[tuple[str, str, str], dict[str, Any]] = {}
 
 
-def _times(root: str, name: str, save_id: str) -> dict[str, Any]:
+def _times(shelf: Shelf, name: str, save_id: str) -> dict[str, Any]:
     """How long the save took, and for how much of that training stood still."""
-    found = _known_times.get((root, name, save_id))
+    known = shelf.location, name, save_id
+    found = _known_times.get(known)
     if found is not None:
         return found
-    report = _report(root, name, save_id)
+    report = _report(shelf, name, save_id)
     if report is None or not report.ranks:
         # Not kept in mind: it may still come.
         return {"seconds": None, "blocked": None}
@@ -113,15 +113,15 @@ def _times(root: str, name: str, save_id: str) -> dict[str, Any]:
     # A save in the background holds training up only while it copies.
     blocked = max(staged) if staged else whole
     found = {"seconds": round(whole, 4), "blocked": round(blocked, 4)}
-    _known_times[root, name, save_id] = found
+    _known_times[known] = found
     return found
 
 
-def _report(root: str, name: str, save_id: str) -> SaveReport | None:
+def _report(shelf: Shelf, name: str, save_id: str) -> SaveReport | None:
     if not save_id:
         return None
     try:
-        with LocalShelf(root).open(name) as storage:
+        with shelf.open(name) as storage:
             return read_report(storage, save_id)
     except ShardkeepError:
         return None

@@ -7,9 +7,9 @@ import socket
 import threading
 import webbrowser
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from shardkeep.errors import InvalidError, UnsupportedError
+from shardkeep.view.places import Place
 from shardkeep.view.web.answers import Answers
 from shardkeep.view.web.library import Library
 
@@ -17,7 +17,7 @@ _HOST = "127.0.0.1"
 
 
 def serve(
-    paths: Sequence[Path], *, port: int, open_browser: bool, say: Callable[[str], None]
+    paths: Sequence[Place], *, port: int, open_browser: bool, say: Callable[[str], None]
 ) -> None:
     """Answer a browser on this machine until Ctrl-C; `say` is told the address."""
     library = Library(paths)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from shardkeep.manifest import itemsize
-from shardkeep.transfer.cost import cost_of_plans, plans_of
-from shardkeep.transfer.load import FilePlan
+from shardkeep.plan.many_reads import Ranges
+from shardkeep.transfer.cost import CostPlanner, total_cost
 from shardkeep.transfer.opened import Opened
 from shardkeep.view.explaining import (
     MeshCost,
     RanksCost,
-    Shares,
     parse_mesh,
     parse_rules,
     share_out,
@@ -36,12 +34,14 @@ def what_if_page(
     threads = core_count()
     planned: list[RanksCost] = []
     readers: list[dict[str, Any]] = []
+    planner = CostPlanner(opened, threads=threads)
     for ranks in shares.chosen(_most_ranks(len(keys))):
-        plans, wanted = _plan(opened, shares, ranks[0], threads)
-        cost = cost_of_plans(plans, wanted)
+        kinds = shares.kinds_of(ranks[0])
+        ranges = planner.ranges_of(kinds)
+        cost = total_cost(kinds, ranges.values())
         planned.append(RanksCost(ranks, cost))
         peak = cost.nbytes_wanted + threads * cost.scratch_nbytes
-        files = [_file(plan) for plan in plans]
+        files = [_file(index, found) for index, found in ranges.items()]
         name = planned[-1].name
         readers.append(
             {
@@ -72,31 +72,25 @@ def _most_ranks(tensors: int) -> int:
     return max(2, min(_MOST_RANKS, _MOST_PLANNED // max(1, tensors)))
 
 
-def _plan(opened: Opened, shares: Shares, rank: int, threads: int) -> tuple[list[FilePlan], int]:
-    boxes = shares.boxes_of(rank)
-    plans = plans_of(opened, boxes, threads=threads)
-    return plans, sum(box.numel * itemsize(record.dtype) for record, box in boxes)
-
-
-def _file(plan: FilePlan) -> dict[str, Any]:
-    ranges = _joined([(read.start, read.stop) for read in plan.reads])
+def _file(index: int, found: Ranges) -> dict[str, Any]:
+    ranges = _joined(zip(found.starts.tolist(), found.stops.tolist(), strict=True))
     return {
-        "file": plan.index,
-        "nbytes": plan.nbytes,
-        "requests": len(plan.reads),
+        "file": index,
+        "nbytes": found.nbytes,
+        "requests": len(found.starts),
         "ranges": ranges[:_MOST_RANGES],
         "range_count": len(ranges),
     }
 
 
-def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The ranges in order, those that touch as one.
+def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges that come in their order, those that touch as one.
 
-    >>> _joined([(4, 8), (0, 4), (9, 10)])
+    >>> _joined([(0, 4), (4, 8), (9, 10)])
     [(0, 8), (9, 10)]
     """
     found: list[tuple[int, int]] = []
-    for start, stop in sorted(ranges):
+    for start, stop in ranges:
         if found and start <= found[-1][1]:
             found[-1] = found[-1][0], max(stop, found[-1][1])
         else:
