@@ -93,8 +93,7 @@ class CostPlanner:
         """Where in the file this chunk of each of the tensors starts."""
         known = id(records), index, chunk
         if known not in self._starts:
-            places = self._opened.places
-            starts = [places.chunk(index, record, chunk).start for record in records]
+            starts = self._opened.places.starts(index, records, chunk)
             self._starts[known] = records, np.array(starts, np.int64)
         return self._starts[known][1]
 

@@ -6,7 +6,7 @@ are read by the same code: they come as a manifest and places of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,6 +28,10 @@ class Places(Protocol):
 
     def chunk(self, index: int, record: TensorRecord, box: Box) -> StoredEntry:
         """Where in a file a box of a tensor lies; CorruptError if it is not there as listed."""
+        ...
+
+    def starts(self, index: int, records: Sequence[TensorRecord], box: Box) -> list[int]:
+        """Where in a file a box of each of many tensors alike starts; as `chunk`."""
         ...
 
     def open_file(self, index: int) -> OpenFile:

@@ -279,6 +279,9 @@ class DcpPlaces:
             record.dtype, box.shape, start, start + box.numel * itemsize(record.dtype)
         )
 
+    def starts(self, index: int, records: Sequence[TensorRecord], box: Box) -> list[int]:
+        return [self.chunk(index, record, box).start for record in records]
+
     def _start(self, index: int, record: TensorRecord, box: Box) -> int:
         """The first byte of a chunk in its file, or behind it."""
         item = self._items[index, record.key, box]

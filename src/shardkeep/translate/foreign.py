@@ -149,6 +149,9 @@ class ForeignPlaces:
             record.dtype, box.shape, start, start + box.numel * itemsize(record.dtype)
         )
 
+    def starts(self, index: int, records: Sequence[TensorRecord], box: Box) -> list[int]:
+        return [self._starts[record.key, box.start] for record in records]
+
     def open_file(self, index: int) -> OpenFile:
         nbytes = self._manifest.files.nbytes[index]
         name = self._manifest.file_name(index)

@@ -12,7 +12,6 @@ import numpy as np
 
 from shardkeep.errors import InvalidError, name_ranks
 from shardkeep.layouts import Layout, Mesh, Replicate, Split
-from shardkeep.layouts.mesh import unravel
 from shardkeep.layouts.placements import Placement
 from shardkeep.manifest import TensorRecord
 from shardkeep.transfer.cost import CostPlanner, Kind, ReadCost, total_cost
@@ -271,11 +270,10 @@ class _Meshes:
 
 def _alike(shape: tuple[int, ...], cutting: Sequence[int]) -> list[tuple[int, ...]]:
     """Ranks in groups that hold the same: they differ only along axes that cut nothing."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(math.prod(shape)):
-        coordinate = unravel(rank, shape)
-        groups.setdefault(tuple(coordinate[at] for at in cutting), []).append(rank)
-    return [tuple(ranks) for ranks in groups.values()]
+    others = [at for at in range(len(shape)) if at not in cutting]
+    ranks = np.arange(math.prod(shape)).reshape(shape).transpose([*cutting, *others])
+    groups = ranks.reshape(math.prod(shape[at] for at in cutting), -1)
+    return [tuple(group) for group in groups.tolist()]
 
 
 def _spread(count: int, most: int) -> list[int]:

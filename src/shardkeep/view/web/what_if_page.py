@@ -20,7 +20,7 @@ from shardkeep.view.keys import keys_of
 from shardkeep.view.pieces import core_count
 
 _MOST_RANKS = 16
-_MOST_PLANNED = 200_000
+_MOST_PLANNED = 800_000
 _MOST_RANGES = 400
 
 
