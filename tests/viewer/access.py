@@ -45,7 +45,9 @@ _BEGIN = """() => {
     window.reached = [];
     document.addEventListener('focusin', ({ target }) => {
         const style = getComputedStyle(target);
-        const ring = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) > 0;
+        const edge = getComputedStyle(target.querySelector(':scope > rect') ?? target);
+        const ring = (style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) > 0)
+            || (edge.stroke !== 'none' && parseFloat(edge.strokeWidth) > 1);
         window.reached.push([target, ring]);
     });
     document.activeElement.blur();

@@ -50,6 +50,8 @@ def _listen(port: int) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((_HOST, port))
+        # From now on a browser waits for its answer, however soon it asks.
+        found.listen()
     except OSError as error:
         found.close()
         raise InvalidError(
