@@ -4,7 +4,10 @@ import { theme } from "./theme";
 /** Ranks next to each other differ in hue; the lightness leaves text on them readable. */
 export function rankColour(n: number): string {
   const hue = (205 + n * 137.508) % 360;
-  return theme() === "dark" ? `hsl(${hue} 42% 38%)` : `hsl(${hue} 58% 80%)`;
+  if (theme() !== "dark") return `hsl(${hue} 58% 80%)`;
+  // Green is bright to the eye, at the same lightness: light letters need it darker.
+  const green = Math.max(0, Math.cos(((hue - 115) * Math.PI) / 180));
+  return `hsl(${hue} 42% ${35 - 10 * green}%)`;
 }
 
 const COLD: [number, number, number] = [33, 102, 172];
