@@ -7,7 +7,7 @@ from typing import Any
 _FLAWS = """() => {
     const flaws = [];
     const say = (what, one) => flaws.push(`${what}: ${one.outerHTML.slice(0, 120)}`);
-    const seen = (one) => one.getClientRects().length > 0;
+    const seen = (one) => one.checkVisibility();
     const controls = 'button, a, select, input, summary, canvas, svg, [role=img], [role=tree], '
         + '[role=listbox], [role=region], [role=group]';
     for (const one of document.querySelectorAll(controls)) {
@@ -53,7 +53,7 @@ _BEGIN = """() => {
     document.activeElement.blur();
     scrollTo(0, 0);
     const all = 'a[href], button, select, input, summary, [tabindex], [role=button], [onclick]';
-    window.wanted = [...document.querySelectorAll(all)].filter((one) => one.getClientRects().length
+    window.wanted = [...document.querySelectorAll(all)].filter((one) => one.checkVisibility()
         && !one.disabled && one.getAttribute('tabindex') !== '-1');
     return window.wanted.length;
 }"""

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from examples.launch import torchrun
 from tests.viewer.browser import missing, opened, serving

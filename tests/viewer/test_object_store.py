@@ -9,7 +9,7 @@ import torch
 
 import shardkeep as sk
 from shardkeep.errors import InvalidError, NotFoundError
-from shardkeep.storage import ObjectStorage
+from shardkeep.storage.objects import ObjectStorage
 from shardkeep.view.web.answers import Answers
 from shardkeep.view.web.library import Library
 from shardkeep.view.web.report_file import write_report
