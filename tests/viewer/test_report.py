@@ -70,6 +70,6 @@ def test_what_is_not_there_is_told_in_one_line(capsys, tmp_path):
         assert code == 2
         assert len(err.splitlines()) == 1
     code, _, err = run(capsys, "serve", f"file://{tmp_path}/no", "--no-open")
-    assert (code, "holds no checkpoint" in err) == (2, True)
+    assert (code, f"{tmp_path}/no" in err, len(err.splitlines())) == (2, True, 1)
     code, _, err = run(capsys, "serve", tmp_path, "--port", "99999", "--no-open")
     assert (code, "--port is a number" in err) == (2, True)

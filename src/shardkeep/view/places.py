@@ -15,13 +15,17 @@ Place = Path | str
 def place_of(word: Path | str) -> Place:
     """The path, or the URL that it was before it became one.
 
-    >>> place_of(Path("s3://bucket/runs/a"))
-    's3://bucket/runs/a'
+    >>> place_of(Path("s3://bucket/runs/a")), place_of(Path("file:///runs/a"))
+    ('s3://bucket/runs/a', 'file:///runs/a')
     """
     if isinstance(word, str):
         return word if "://" in word else Path(word)
     found = _SHORTENED.fullmatch(str(word))
-    return f"{found[1]}://{found[2]}" if found and not word.exists() else word
+    if not found or word.exists():
+        return word
+    # Of three slashes one is left, too: the host of a file's URL is empty.
+    host = "/" if found[1].lower() == "file" else ""
+    return f"{found[1]}://{host}{found[2]}"
 
 
 def below(place: Place, name: str) -> Place:
