@@ -1,5 +1,7 @@
 """Real runs and real folders in a browser: the demo's training, DCP's files and Hugging Face's."""
 
+# pyright: reportPrivateImportUsage=false
+
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
