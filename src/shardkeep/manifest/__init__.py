@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     )
     from shardkeep.manifest.names import (
         MANIFEST_NAME as MANIFEST_NAME,
+        ChunkNamer as ChunkNamer,
         DataFile as DataFile,
         chunk_name as chunk_name,
         chunk_names as chunk_names,
@@ -87,6 +88,7 @@ else:
             "BoxGrid": "shardkeep.manifest.grids",
             "Chunk": "shardkeep.manifest.grids",
             "ChunkGrid": "shardkeep.manifest.grids",
+            "ChunkNamer": "shardkeep.manifest.names",
             "DTYPES": "shardkeep.manifest.dtypes",
             "DataFile": "shardkeep.manifest.names",
             "DictNode": "shardkeep.manifest.nodes",

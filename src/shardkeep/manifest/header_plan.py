@@ -15,6 +15,7 @@ from shardkeep.errors import InvalidError
 from shardkeep.manifest.canonical import encode_json, with_fresh_stack
 from shardkeep.manifest.codec import VERSION
 from shardkeep.manifest.digests import Digests
+from shardkeep.manifest.dtypes import STORED_ITEMSIZES
 from shardkeep.manifest.entries import check_entry
 from shardkeep.manifest.header import LENGTH_NBYTES, check_blocks, check_header_density
 from shardkeep.manifest.limits import MAX_HEADER_LENGTH, PAGE
@@ -111,8 +112,13 @@ def encode_entries(entries: Sequence[EntrySpec]) -> EntryTable:
     """The entries of a header, whose data follow each other."""
     made: dict[str, _Entry] = {}
     start = 0
+    known: set[object] = set()
     for name, dtype, shape, nbytes in entries:
-        check_entry(name, dtype, shape, start, nbytes)
+        # Of many alike the first speaks for all, but for where each starts.
+        alike = dtype, shape, nbytes
+        if alike not in known or start % STORED_ITEMSIZES[dtype]:
+            check_entry(name, dtype, shape, start, nbytes)
+            known.add(alike)
         made[name] = _Entry(dtype, shape, (start, start + nbytes))
         start += nbytes
     if len(made) != len(entries) or "__metadata__" in made:

@@ -117,17 +117,28 @@ def chunk_name(key: str, box: Box, shape: Sequence[int]) -> str:
     """
     if box.stop == tuple(shape) and not any(box.start) and not _needs_suffix(key):
         return key
-    spans = [f"{a}:{b}" for a, b in zip(box.start, box.stop, strict=True)]
-    return f"{key}@[{','.join(spans)}]"
+    return key + _suffix(box)
 
 
 def chunk_names(keys: Sequence[str], box: Box, shape: Sequence[int]) -> list[str]:
     """As `chunk_name`, for the same box of many tensors of one shape."""
-    spans = [f"{a}:{b}" for a, b in zip(box.start, box.stop, strict=True)]
-    suffix = f"@[{','.join(spans)}]"
-    if box.stop == tuple(shape) and not any(box.start):
-        return [f"{key}{suffix}" if _needs_suffix(key) else key for key in keys]
-    return [f"{key}{suffix}" for key in keys]
+    return list(map(ChunkNamer.of(box, shape).name, keys))
+
+
+class ChunkNamer(NamedTuple):
+    """How chunks of one box of tensors of one shape are called."""
+
+    suffix: str
+    is_whole: bool
+
+    @classmethod
+    def of(cls, box: Box, shape: Sequence[int]) -> ChunkNamer:
+        """For a box of such tensors."""
+        return cls(_suffix(box), box.stop == tuple(shape) and not any(box.start))
+
+    def name(self, key: str) -> str:
+        """The name of the chunk of the tensor `key`."""
+        return key if self.is_whole and not _needs_suffix(key) else key + self.suffix
 
 
 def parse_chunk_name(name: str) -> tuple[str, Box | None]:
@@ -144,6 +155,11 @@ def parse_chunk_name(name: str) -> tuple[str, Box | None]:
 
     key, _, box = name.rpartition("@[")
     return key, Box.parse(f"[{box}")
+
+
+def _suffix(box: Box) -> str:
+    spans = [f"{a}:{b}" for a, b in zip(box.start, box.stop, strict=True)]
+    return f"@[{','.join(spans)}]"
 
 
 def _needs_suffix(key: str) -> bool:

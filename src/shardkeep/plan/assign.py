@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -68,10 +69,13 @@ def plan_divisions(tensors: Mapping[str, Tensor], *, file_count: int) -> dict[st
 
     Tensors without cells are left out: there is nothing to write.
     """
-    sizes = {key: nbytes for key, tensor in tensors.items() if (nbytes := tensor.nbytes)}
+    # Tensors alike are one object: what is said of one is worked out once.
+    alike = {id(tensor): tensor for tensor in tensors.values()}
+    nbytes_of = {one: tensor.nbytes for one, tensor in alike.items()}
+    sizes = {key: nbytes for key, one in tensors.items() if (nbytes := nbytes_of[id(one)])}
     writers = _Writers(tensors, sizes, file_count)
-    # Largest first: the small ones then even out what is left.
-    order = sorted(sizes, key=lambda key: (-sizes[key], key))
+    # Largest first, those of one size by key: the small ones then even out what is left.
+    order = sorted(sorted(sizes), key=sizes.__getitem__, reverse=True)
     made = {key: writers.divide(tensors[key], sizes[key]) for key in order}
     return {key: made[key] for key in sizes}
 
@@ -108,18 +112,20 @@ class _Writers:
         self.file_count = file_count
         self.files: dict[object, _Books] = {}
         self.replicas: dict[object, _Books] = {}
-        self.rules: dict[Tensor, _Rule | None] = {}
+        self.rules: dict[int, _Rule | None] = {}
+        """By the identity of a tensor, which many keys share."""
         # Only bytes of the same class count: ranks that share a class know all of its tensors,
         # while of other tensors one may know more than another.
         self.class_nbytes: dict[object, int] = {}
-        for key, nbytes in sizes.items():
-            holders = _holder_class(tensors[key].layout)
+        counts = Counter([id(tensors[key]) for key in sizes])
+        for tensor in {id(tensors[key]): tensors[key] for key in sizes}.values():
+            holders, nbytes = _holder_class(tensor.layout), tensor.nbytes * counts[id(tensor)]
             self.class_nbytes[holders] = self.class_nbytes.get(holders, 0) + nbytes
 
     def divide(self, tensor: Tensor, nbytes: int) -> Division:
-        if tensor not in self.rules:
-            self.rules[tensor] = self._rule(tensor, nbytes)
-        rule = self.rules[tensor]
+        if id(tensor) not in self.rules:
+            self.rules[id(tensor)] = self._rule(tensor, nbytes)
+        rule = self.rules[id(tensor)]
         if rule is None:
             return self._divide_listed(tensor)
         replica = number = 0

@@ -14,8 +14,8 @@ import msgspec
 
 from shardkeep.errors import LayoutError
 from shardkeep.manifest import (
+    ChunkNamer,
     EntryTable,
-    chunk_name,
     encode_entries,
     itemsize,
     storage_entry,
@@ -27,16 +27,28 @@ from shardkeep.state.frozen import Memory
 from shardkeep.transfer.write import OutChunk
 
 
-class _Planned(msgspec.Struct, frozen=True, gc=False):
-    """A chunk without its values: where in this rank's memory it lies."""
+class _Kind(msgspec.Struct, frozen=True, gc=False):
+    """What the chunks of tensors alike share: what they are, and where in memory they lie."""
 
-    key: str
-    name: str
     dtype: str
     number: int
+    """Of the file."""
     buffer: int
     shape: tuple[int, ...]
     place: tuple[slice, ...]
+    namer: ChunkNamer
+    stored_as: tuple[str, tuple[int, ...]]
+    nbytes: int
+    order: tuple[int, int]
+    """Falling item size keeps every entry of a file aligned, without holes between them."""
+
+
+class _Planned(msgspec.Struct, frozen=True, gc=False):
+    """A chunk without its values."""
+
+    key: str
+    name: str
+    kind: _Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +63,20 @@ class Outgoing:
         """The chunks with the memory that holds them."""
         found: list[OutChunk] = []
         for one in self.planned:
-            part = memory[one.key][one.buffer]
-            if part.shape != one.shape:
+            kind = one.kind
+            part = memory[one.key][kind.buffer]
+            if part.shape != kind.shape:
                 part = _cut_out(part, one)
-            found.append(OutChunk(one.name, one.dtype, part, one.number))
+            found.append(OutChunk(one.name, kind.dtype, part, kind.number))
         return found
 
 
 def _cut_out(memory: Memory, planned: _Planned) -> Memory:
-    part = memory[planned.place]
-    if part.shape != planned.shape:
+    part = memory[planned.kind.place]
+    if part.shape != planned.kind.shape:
         raise LayoutError(
             f"{planned.key!r}: this rank's memory has shape {tuple(memory.shape)}, too little for "
-            f"its part of shape {planned.shape}; check the tensor's layout"
+            f"its part of shape {planned.kind.shape}; check the tensor's layout"
         )
     return part
 
@@ -72,28 +85,36 @@ def plan_outgoing(
     entries: Mapping[str, Entry], divisions: Mapping[str, Division], me: int
 ) -> Outgoing:
     """What `me` writes of tensors that are divided so."""
-    planned = [
-        _planned(key, entries[key], chunk)
-        for key, division in divisions.items()
-        for chunk in division.chunks_of(me)
-    ]
-    # Falling item size keeps every entry aligned, without holes between them.
-    planned.sort(key=lambda one: (one.number, -itemsize(one.dtype)))
-    tables = {
-        number: _table(list(chunks)) for number, chunks in groupby(planned, lambda one: one.number)
-    }
-    return Outgoing(planned, tables)
+    known: dict[tuple[int, str], list[_Kind]] = {}
+    planned: list[_Planned] = []
+    for key, division in divisions.items():
+        # A division is of one shape, and tensors alike have the same one.
+        alike = id(division), entries[key].dtype
+        kinds = known.get(alike)
+        if kinds is None:
+            chunks = division.chunks_of(me)
+            kinds = known[alike] = [_kind(entries[key], chunk) for chunk in chunks]
+        planned += [_Planned(key, kind.namer.name(key), kind) for kind in kinds]
+    planned.sort(key=lambda one: one.kind.order)
+    files = groupby(planned, lambda one: one.kind.number)
+    return Outgoing(planned, {number: _table(list(chunks)) for number, chunks in files})
 
 
-def _planned(key: str, entry: Entry, chunk: Chunk) -> _Planned:
-    name, place = chunk_name(key, chunk.box, entry.shape), chunk.place
-    return _Planned(key, name, entry.dtype, chunk.number, chunk.buffer, place.shape, place.slices())
+def _kind(entry: Entry, chunk: Chunk) -> _Kind:
+    dtype, shape = entry.dtype, chunk.place.shape
+    return _Kind(
+        dtype,
+        chunk.number,
+        chunk.buffer,
+        shape,
+        chunk.place.slices(),
+        ChunkNamer.of(chunk.box, entry.shape),
+        storage_entry(dtype, shape),
+        tensor_nbytes(dtype, shape),
+        (chunk.number, -itemsize(dtype)),
+    )
 
 
 def _table(chunks: Sequence[_Planned]) -> EntryTable:
-    return encode_entries(
-        [
-            (one.name, *storage_entry(one.dtype, one.shape), tensor_nbytes(one.dtype, one.shape))
-            for one in chunks
-        ]
-    )
+    kinds = [(one.name, one.kind) for one in chunks]
+    return encode_entries([(name, *kind.stored_as, kind.nbytes) for name, kind in kinds])
