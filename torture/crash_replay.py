@@ -33,7 +33,7 @@ from shardkeep.transfer.save import SaveOptions, Timings, run_save
 from shardkeep.transfer.steps import read_steps
 from torture.campaign import Say, Scale, Tally, replay
 from torture.crashes import Disk, Weather, crash, weathers
-from torture.file_log import Ack, Name, Operation, Recorder, Sync
+from torture.file_log import Ack, Cut, Name, Operation, Recorder, Sync
 
 MEMORY = "/dev/shm"
 _STATES = {"short": 2_000, "long": 500_000}
@@ -132,6 +132,17 @@ def _steps(base: Path, recorder: Recorder) -> None:
             recorder.ack(version)
 
 
+def _recycle(base: Path, recorder: Recorder) -> None:
+    """Steps of which the newest stays, in files of the one before; the sizes differ."""
+    checkpointer = sk.Checkpointer(base / "run", keep_last=1, recycle=True)
+    for version in (1, 2, 3, 4):
+        checkpointer.save(version, {**state_of(version), "more": torch.zeros(400 * (version % 3))})
+        recorder.ack(version)
+    checkpointer.close()
+    if not any(isinstance(one, Cut) for one in recorder.log):
+        raise AssertionError("no file was written again")
+
+
 def find_checkpoint(base: Path) -> int:
     """The version at `base/c`, read whole and compared."""
     try:
@@ -148,6 +159,17 @@ def find_newest_step(base: Path) -> int:
     if versions != [one.step for one in steps]:
         raise AssertionError(f"steps {[one.step for one in steps]} hold versions {versions}")
     return max(versions, default=0)
+
+
+def find_after_going_on(base: Path) -> int:
+    """The newest step; a run that goes on in the files that are left spoils none of its steps."""
+    version = find_newest_step(base)
+    with sk.Checkpointer(base / "run", recycle=True) as checkpointer:
+        for later in (5, 6):
+            checkpointer.save(later, state_of(later))
+        if find_newest_step(base) != later:
+            raise AssertionError("what was saved later is not there")
+    return version
 
 
 def _version_at(path: Path) -> int:
@@ -171,6 +193,7 @@ SCENARIOS = (
     Scenario("prune", _prune, find_checkpoint),
     Scenario("ranks", _ranks, find_checkpoint),
     Scenario("steps", _steps, find_newest_step),
+    Scenario("recycle", _recycle, find_after_going_on),
 )
 
 
@@ -212,6 +235,17 @@ def committed_early(log: Sequence[Operation], folders: set[int]) -> list[Operati
         del moved[at]
         before = max((i for i in range(at) if isinstance(moved[i], Ack)), default=-1)
         moved.insert(before + 1, one)
+    return moved
+
+
+def recycled_early(log: Sequence[Operation], folders: set[int]) -> list[Operation]:
+    """As if files were written again before the step that they were of was renamed away."""
+    moved = list(log)
+    for one in [one for one in log if isinstance(one, Name) and one.name.startswith(".removed-")]:
+        at = moved.index(one)
+        cuts = (i for i in range(at, len(moved)) if isinstance(moved[i], Cut))
+        moved.insert(next(cuts, at), one)
+        del moved[at]
     return moved
 
 
@@ -276,7 +310,10 @@ def _look(scenario: Scenario, disk: Disk, acked: int) -> str | None:
         for folder in disk.folders:
             (base / folder).mkdir(parents=True)
         for name, content in disk.files.items():
-            (base / name).write_bytes(content)
+            if (other := disk.links.get(name)) is not None:
+                (base / name).hardlink_to(base / other)
+            else:
+                (base / name).write_bytes(content)
         version = scenario.find(base)
     except (ShardkeepError, AssertionError) as error:
         return f"{type(error).__name__}: {error}"

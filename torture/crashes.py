@@ -1,7 +1,7 @@
 """What may be on the disk after a loss of power? Everything that the file system did not promise.
 
-What was synced is there. Of the rest, each change of a name is there or not, each sector of each
-write is there or not, and a file may have its size without its bytes.
+What was synced is there. Of the rest, each change of a name or a size is there or not, each sector
+of each write is there or not, and a file may have its size without its bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torture.file_log import Name, Operation, Sync, Write
+from torture.file_log import Cut, Name, Operation, Sync, Write
 
 SECTORS = (512, 4096)
 Fate = Literal["kept", "lost", "drawn"]
@@ -43,10 +43,13 @@ class Disk:
 
     files: dict[str, bytes] = field(default_factory=dict[str, bytes])
     folders: list[str] = field(default_factory=list[str])
+    links: dict[str, str] = field(default_factory=dict[str, str])
+    """Files that are the same as one before them."""
 
     @property
     def key(self) -> tuple[object, ...]:
-        return tuple(sorted(self.files.items())), tuple(sorted(self.folders))
+        links = tuple(sorted(self.links.items()))
+        return tuple(sorted(self.files.items())), tuple(sorted(self.folders)), links
 
 
 def weathers(dice: random.Random, count: int) -> Iterator[Weather]:
@@ -79,8 +82,12 @@ def crash(
                 _put(content, one.offset, one.data)
             else:
                 _put_sectors(content, one, weather, dice)
+        elif isinstance(one, Cut) and (
+            at < durable.get(one.object, 0) or _keeps(weather.names, dice)
+        ):
+            del contents.setdefault(one.object, bytearray())[one.nbytes :]
     disk = Disk()
-    _walk(disk, root, "", entries, contents, folders)
+    _walk(disk, root, "", entries, contents, folders, {})
     return disk
 
 
@@ -130,6 +137,7 @@ def _walk(
     entries: dict[tuple[int, str], int],
     contents: dict[int, bytearray],
     folders: set[int],
+    seen: dict[int, str],
 ) -> None:
     for (parent, name), number in entries.items():
         if parent != folder:
@@ -137,6 +145,9 @@ def _walk(
         here = f"{path}/{name}" if path else name
         if number in folders:
             disk.folders.append(here)
-            _walk(disk, number, here, entries, contents, folders)
+            _walk(disk, number, here, entries, contents, folders, seen)
         else:
             disk.files[here] = bytes(contents.get(number, b""))
+            if number in seen:
+                disk.links[here] = seen[number]
+            seen.setdefault(number, here)

@@ -30,6 +30,14 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """A file has this size from here on."""
+
+    object: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sync:
     """What was asked of a file or folder before operation `upto` is durable from here on."""
 
@@ -44,7 +52,7 @@ class Ack:
     version: int
 
 
-Operation = Name | Write | Sync | Ack
+Operation = Name | Write | Cut | Sync | Ack
 
 
 class Recorder(FileCalls):
@@ -96,6 +104,18 @@ class Recorder(FileCalls):
         with self._lock:
             super().rename(name, new_name, dir_fd=dir_fd)
             self._log_name(new_name, dir_fd, name)
+
+    def move(self, name: str, new_name: str, *, dir_fd: int, new_dir_fd: int) -> None:
+        with self._lock:
+            super().move(name, new_name, dir_fd=dir_fd, new_dir_fd=new_dir_fd)
+            # Two folders change, and nobody promises that they do at once.
+            self._log_name(new_name, new_dir_fd, None)
+            self.log.append(Name(self._number(os.fstat(dir_fd)), name, None))
+
+    def truncate(self, fd: int, nbytes: int) -> None:
+        with self._lock:
+            super().truncate(fd, nbytes)
+            self.log.append(Cut(self._number(os.fstat(fd)), nbytes))
 
     def unlink(self, name: str, *, dir_fd: int) -> None:
         with self._lock:

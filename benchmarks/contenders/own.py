@@ -49,7 +49,8 @@ class RecycledFiles(Contender):
     def save(self, state: State, path: Path) -> None:
         run = self.runs.get(path)
         if run is None:
-            run = self.runs[path] = sk.Checkpointer(path, keep_last=1, durable=False)
+            run = sk.Checkpointer(path, keep_last=1, durable=False, recycle=True)
+            self.runs[path] = run
         self.step += 1
         run.save(self.step, state)
 

@@ -110,13 +110,19 @@ def save_now(
     group: Any,
     progress: Progress | None = None,
     hosts: Hosts | None = None,
+    recycled_from: str | None = None,
 ) -> SaveResult:
-    """As `save`; with `hosts`, the path is on a disk that only the ranks of one host see."""
+    """As `save`; with `hosts`, the path is on a disk that only the ranks of one host see.
+
+    Spare files of the run at `recycled_from` are written again.
+    """
     council = council_of(group, act="save", timeout=timeout)
     with Meter("saving", progress, show=council.me == council.chair) as meter:
         with heard_by_all(council, "save (plan)"):
             options = checked_options(overwrite, threads, check_replicas, metadata, meter, hosts)
-        return run_here(lambda: keep_state(state), path, durable, council, options, Timings())
+        return run_here(
+            lambda: keep_state(state), path, durable, council, options, Timings(), recycled_from
+        )
 
 
 def save_async(
@@ -171,6 +177,7 @@ def begin_save(
     group: Any,
     progress: Progress | None = None,
     hosts: Hosts | None = None,
+    recycled_from: str | None = None,
     after: Callable[[SaveResult], None] = lambda _: None,
 ) -> Handle[SaveResult]:
     """As `save_async`, and `save_now`; `after` runs in the background after the commit."""
@@ -188,7 +195,7 @@ def begin_save(
 
     def act() -> SaveResult:
         with taken:
-            result = run_here(lambda: kept, path, durable, council, options, timings)
+            result = run_here(lambda: kept, path, durable, council, options, timings, recycled_from)
         after(result)
         return result
 
@@ -232,12 +239,14 @@ def run_here(
     council: Council,
     options: SaveOptions,
     timings: Timings,
+    recycled_from: str | None = None,
 ) -> SaveResult:
     """Save what `keep` gives; it and the storage are made under the eyes of the council."""
     with ExitStack() as opened:
 
         def prepare() -> tuple[KeptState, Storage]:
-            return keep(), opened.enter_context(_opened(path, create=True, durable=durable))
+            storage = _opened(path, create=True, durable=durable, recycled_from=recycled_from)
+            return keep(), opened.enter_context(storage)
 
         outcome = run_save(prepare, council, options, timings)
     return SaveResult(
@@ -250,9 +259,11 @@ def run_here(
 
 
 @contextmanager
-def _opened(path: Path, *, create: bool = False, durable: bool = False) -> Generator[Storage]:
+def _opened(
+    path: Path, *, create: bool = False, durable: bool = False, recycled_from: str | None = None
+) -> Generator[Storage]:
     """The storage at a path; one that the caller made stays open."""
-    storage = open_storage(path, create=create, durable=durable)
+    storage = open_storage(path, create=create, durable=durable, recycled_from=recycled_from)
     try:
         yield storage
     finally:

@@ -64,6 +64,10 @@ class Checkpointer:
     With `local`, a folder on each host's own disk, a save is committed when it is there; then it
     goes on to `root` in the background. The `keep_local` newest stay there. With `peer_copies`,
     each host also keeps the files of another one.
+
+    With `recycle`, the files of the last checkpoint that was dropped stay as spare ones, which the
+    next save writes again: that is faster, and takes the space of one more checkpoint until the
+    run is closed.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class Checkpointer:
         local: str | os.PathLike[str] | None = None,
         keep_local: int = 2,
         peer_copies: bool = False,
+        recycle: bool = False,
         group: Any = None,
     ) -> None:
         self._retention = Retention(keep_last, keep_every, keep_best)
@@ -93,7 +98,7 @@ class Checkpointer:
             raise InvalidError(f"every_steps must be at least 1, got {every_steps}")
         if every_seconds is not None and every_seconds <= 0:
             raise InvalidError(f"every_seconds must be positive, got {every_seconds}")
-        self._shelf = open_shelf(root)
+        self._shelf = open_shelf(root, recycle=recycle)
         self._every_steps = every_steps
         self._every_seconds = every_seconds
         self._background = background
@@ -130,6 +135,7 @@ class Checkpointer:
                 durable=durable,
                 timeout=timeout,
                 threads=threads,
+                recycle=recycle,
             )
         self._signals = SignalWatch() if on_signal else None
         self._common: CommonStep = SoloStep()
@@ -265,6 +271,7 @@ class Checkpointer:
             **self._options,
             "path": self._tiers.path_of(step) if self._tiers else self._place_of(step),
             "hosts": self._tiers.hosts if self._tiers else None,
+            "recycled_from": (self._tiers or self._shelf).recycled_from,
             "overwrite": overwrite,
             "metadata": {**(metadata or {}), RUN_KEY: run},
         }
@@ -282,7 +289,8 @@ class Checkpointer:
     def _opened(self, step: int, create: bool) -> Generator[Storage]:
         """The storage of a step in the run's folder."""
         durable = bool(self._options["durable"])
-        with open_storage(self._place_of(step), create=create, durable=durable) as storage:
+        place, spares = self._place_of(step), self._shelf.recycled_from
+        with open_storage(place, create=create, durable=durable, recycled_from=spares) as storage:
             yield storage
 
     def _saved(self, step: int) -> None:
@@ -417,17 +425,26 @@ class Checkpointer:
         """Remove what the retention drops; the same report on all ranks. SPMD.
 
         `leftovers=True` takes half-written checkpoints, too, and `damaged=True` those that cannot
-        be read; what is being saved, by this job or another, is spared.
+        be read; what is being saved, by this job or another, is spared. Spare files go with the
+        leftovers.
         """
         return from_chair(
             council_of(self._group, act="prune", timeout=self._timeout),
             "prune",
-            lambda: self._prune(0.0 if leftovers else _ABANDONED_SECONDS, damaged, dry_run, None),
+            lambda: self._prune(
+                0.0 if leftovers else _ABANDONED_SECONDS, damaged, dry_run, None, spares=leftovers
+            ),
             RunPrune,
         )
 
     def _prune(
-        self, min_age: float, damaged: bool, dry_run: bool, just_saved: int | None
+        self,
+        min_age: float,
+        damaged: bool,
+        dry_run: bool,
+        just_saved: int | None,
+        *,
+        spares: bool = False,
     ) -> RunPrune:
         busy = {step for step, handle in self._handles if not handle.done()} - {just_saved}
         return prune_run(
@@ -438,6 +455,7 @@ class Checkpointer:
             leftover_seconds=min_age,
             damaged=damaged,
             dry_run=dry_run,
+            spares=spares or self._shelf.recycled_from is None,
         )
 
     def _tidy(self, just_saved: int) -> None:
@@ -456,10 +474,17 @@ class Checkpointer:
         try:
             self.wait()
         finally:
+            self._discard_spares()
             self._common.close()
             if self._signals is not None:
                 self._signals.close()
                 self._signals = None
+
+    def _discard_spares(self) -> None:
+        if self._is_chair and self._shelf.recycled_from is not None:
+            self._shelf.discard_spares()
+        if self._tiers is not None:
+            self._tiers.discard_spares()
 
     def __enter__(self) -> Self:
         return self

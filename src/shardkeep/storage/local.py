@@ -21,6 +21,8 @@ from shardkeep.storage.local_sink import LocalSink
 from shardkeep.storage.open_files import OpenFiles
 from shardkeep.storage.opening_folders import open_folder
 from shardkeep.storage.protocols import Entries, Entry, ReadAt
+from shardkeep.storage.recycled_sink import RecycledSink
+from shardkeep.storage.spares import Spares
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
@@ -30,7 +32,8 @@ class LocalStorage:
     """The folder at `path`, made with its parents if `create`; NotFoundError if it is not there.
 
     `durable=False` leaves out every fsync. A `replace` waits at most `lock_timeout` seconds for
-    another one. At most `max_open_files` files stay open between reads. `calls` is for tests.
+    another one. At most `max_open_files` files stay open between reads. Objects are written into
+    spare files of the run at `recycled_from`, where it has some. `calls` is for tests.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class LocalStorage:
         durable: bool = True,
         lock_timeout: float = 30.0,
         max_open_files: int = 64,
+        recycled_from: str | os.PathLike[str] | None = None,
         calls: FileCalls | None = None,
     ) -> None:
         self._folder = open_folder(
@@ -48,6 +52,7 @@ class LocalStorage:
         )
         self._files = OpenFiles(self._folder, limit=max_open_files)
         self._lock_timeout = lock_timeout
+        self._spares = Spares(recycled_from, self._folder.calls) if recycled_from else None
 
     @property
     def location(self) -> str:
@@ -105,11 +110,15 @@ class LocalStorage:
     def create(self, key: str) -> LocalSink:
         check_new_key(key)
         try:
-            return LocalSink(self._folder, key)
+            fd = self._folder.create(key)
         except FileExistsError as error:
             raise ConflictError(
                 f"{self._folder.path_of(key)} is already there; objects are never overwritten"
             ) from error
+        spare = self._spares.take(self._folder, key, fd) if self._spares is not None else None
+        if spare is not None:
+            return RecycledSink(self._folder, key, fd=spare)
+        return LocalSink(self._folder, key, fd=fd)
 
     def put_if_absent(self, key: str, data: ReadableBuffer) -> bool:
         check_new_key(key)
@@ -122,6 +131,8 @@ class LocalStorage:
         )
 
     def sync(self) -> None:
+        if self._spares is not None and self.durable:
+            self._spares.sync()
         self._folder.sync()
 
     def list(self) -> Entries:
@@ -159,6 +170,8 @@ class LocalStorage:
 
     def close(self) -> None:
         self._files.close()
+        if self._spares is not None:
+            self._spares.close()
         self._folder.close()
 
     def __enter__(self) -> Self:

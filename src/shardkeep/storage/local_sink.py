@@ -20,17 +20,21 @@ if TYPE_CHECKING:
 class LocalSink(FinishOrAbort):
     """A fresh file being written under `key`; FileExistsError if that is taken.
 
-    `named` is the key that messages name, where the file's own is temporary.
+    `named` is the key that messages name, where the file's own is temporary. `fd` is the file
+    itself, if it is open already.
     """
 
-    def __init__(self, folder: Folder, key: str, *, named: str | None = None) -> None:
+    def __init__(
+        self, folder: Folder, key: str, *, named: str | None = None, fd: int | None = None
+    ) -> None:
         self._folder = folder
         self._key = key
         self._named = named or key
         self._failure: StorageError | None = None
         self._is_finished = False
         self._is_aborted = False
-        self._fd: int | None = folder.create(key)
+        self._written: list[tuple[int, int]] = []
+        self._fd: int | None = folder.create(key) if fd is None else fd
 
     def write(self, offset: int, buffers: Sequence[ReadableBuffer]) -> None:
         """Write all bytes of `buffers` from `offset` on."""

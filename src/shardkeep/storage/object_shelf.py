@@ -61,5 +61,17 @@ class ObjectShelf:
         for upload in storage.unfinished():
             storage.abort_unfinished(upload)
 
+    @property
+    def recycled_from(self) -> None:
+        """Nothing: an object cannot be written again."""
+        return None
+
+    def spare_nbytes(self) -> int:
+        """None are kept."""
+        return 0
+
+    def discard_spares(self) -> None:
+        """Nothing to do."""
+
     def sweep(self) -> None:
         """Nothing to do: a removal that was broken off leaves a half-written checkpoint."""

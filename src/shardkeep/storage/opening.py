@@ -21,10 +21,17 @@ _SUPPORTED = (
 )
 
 
-def open_storage(path: str | os.PathLike[str] | Storage, *, create: bool, durable: bool) -> Storage:
+def open_storage(
+    path: str | os.PathLike[str] | Storage,
+    *,
+    create: bool,
+    durable: bool,
+    recycled_from: str | None = None,
+) -> Storage:
     """The storage at a path or URL; a storage itself is handed back: it stays its owner's to close.
 
-    With `create` the folder is made if it is not there; else that is a NotFoundError.
+    With `create` the folder is made if it is not there; else that is a NotFoundError. Spare files
+    of the run at `recycled_from` are written again, if `path` is one.
     """
     if isinstance(path, os.PathLike):
         path = _path_of(path)
@@ -36,7 +43,7 @@ def open_storage(path: str | os.PathLike[str] | Storage, *, create: bool, durabl
         return path
     else:
         raise InvalidError(f"{path!r} is neither a path nor a storage; expected {_SUPPORTED}")
-    return LocalStorage(path, create=create, durable=durable)
+    return LocalStorage(path, create=create, durable=durable, recycled_from=recycled_from)
 
 
 def _path_of(path: os.PathLike[str]) -> str:

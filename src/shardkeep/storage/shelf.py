@@ -15,9 +15,11 @@ from typing import Protocol
 
 from shardkeep.errors import NotFoundError, StorageError
 from shardkeep.storage.file_calls import FileCalls
+from shardkeep.storage.folder import Folder
 from shardkeep.storage.local import LocalStorage
 from shardkeep.storage.opening_folders import open_folder
 from shardkeep.storage.protocols import Storage
+from shardkeep.storage.spares import discard_spares, keep_spares, spare_nbytes
 
 _REMOVED = ".removed-"
 
@@ -62,12 +64,29 @@ class Shelf(Protocol):
         """Go on with removals that were broken off."""
         ...
 
+    @property
+    def recycled_from(self) -> str | None:
+        """Where files of removed checkpoints are kept to be written again; None if none are."""
+        ...
+
+    def spare_nbytes(self) -> int:
+        """The space that they take now, whoever has kept them."""
+        ...
+
+    def discard_spares(self) -> None:
+        """Free that space."""
+        ...
+
 
 class LocalShelf:
-    """The folder at `root`, which need not be there yet."""
+    """The folder at `root`, which need not be there yet.
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    With `recycle`, the files of the last checkpoint that was removed are kept to be written again.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, recycle: bool = False) -> None:
         self._root = Path(os.path.abspath(root))
+        self._recycles = recycle
 
     @property
     def location(self) -> str:
@@ -124,6 +143,7 @@ class LocalShelf:
             folder.calls.rename(name, gone, dir_fd=folder.fd)
             # Else a loss of power could bring the name back, with half of the files.
             folder.sync()
+            self._keep_spares(folder, gone)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -132,8 +152,29 @@ class LocalShelf:
             folder.close()
         _remove_folder(self._root / gone)
 
+    def _keep_spares(self, folder: Folder, gone: str) -> None:
+        if self._recycles:
+            # What cannot be kept goes with the rest.
+            with suppress(OSError):
+                keep_spares(folder, gone)
+
+    @property
+    def recycled_from(self) -> str | None:
+        """The run's folder, if it keeps spare files."""
+        return str(self._root) if self._recycles else None
+
+    def spare_nbytes(self) -> int:
+        """The space that spare files take."""
+        return spare_nbytes(self.location)
+
+    def discard_spares(self) -> None:
+        """Remove them."""
+        discard_spares(self.location)
+
     def sweep(self) -> None:
-        """Go on with removals that were broken off."""
+        """Go on with removals that were broken off; spare files go if this shelf keeps none."""
+        if not self._recycles:
+            self.discard_spares()
         for name in self._folders():
             if name.startswith(_REMOVED):
                 _remove_folder(self._root / name)

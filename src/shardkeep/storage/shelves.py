@@ -10,10 +10,13 @@ from shardkeep.storage.shelf import LocalShelf, Shelf
 from shardkeep.storage.urls import OBJECT_SCHEMES, split_url
 
 
-def open_shelf(root: str | os.PathLike[str] | Storage) -> Shelf:
-    """The shelf at a path or URL, or of an ObjectStorage, which need not be there yet."""
+def open_shelf(root: str | os.PathLike[str] | Storage, *, recycle: bool = False) -> Shelf:
+    """The shelf at a path or URL, or of an ObjectStorage, which need not be there yet.
+
+    With `recycle`, a folder's shelf keeps files of removed checkpoints to be written again.
+    """
     if isinstance(root, os.PathLike):
-        return LocalShelf(root)
+        return LocalShelf(root, recycle=recycle)
     if not isinstance(root, str):
         from shardkeep.storage.object_shelf import ObjectShelf
         from shardkeep.storage.objects import ObjectStorage
@@ -25,7 +28,7 @@ def open_shelf(root: str | os.PathLike[str] | Storage) -> Shelf:
         )
     found = split_url(root)
     if found is None:
-        return LocalShelf(root)
+        return LocalShelf(root, recycle=recycle)
     scheme, rest = found
     if scheme in OBJECT_SCHEMES:
         from shardkeep.storage.object_shelf import ObjectShelf
@@ -35,5 +38,5 @@ def open_shelf(root: str | os.PathLike[str] | Storage) -> Shelf:
     if scheme == "file":
         from shardkeep.storage.opening import path_in_url
 
-        return LocalShelf(path_in_url(rest, root))
+        return LocalShelf(path_in_url(rest, root), recycle=recycle)
     raise UnsupportedError(f"{root!r}: no run can be kept there; name a folder or an object store")

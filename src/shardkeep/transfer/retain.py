@@ -24,6 +24,8 @@ class RunPrune(msgspec.Struct, frozen=True):
     damaged: tuple[int, ...] = ()
     nbytes: int = 0
     """Of the committed ones."""
+    spare_nbytes: int = 0
+    """Of files that were kept to be written again."""
 
 
 def prune_run(
@@ -35,12 +37,14 @@ def prune_run(
     leftover_seconds: float,
     damaged: bool,
     dry_run: bool,
+    spares: bool = True,
     now: Callable[[], float] = time.time,
 ) -> RunPrune:
     """Remove what may go. `spared` steps are neither removed nor counted, `just_saved` counts.
 
     Half-written ones go when nothing in them has changed for `leftover_seconds` and no save to
-    them is under way. The newest committed checkpoint always stays.
+    them is under way. The newest committed checkpoint always stays. Spare files go unless
+    `spares` is false.
     """
     found = read_steps(shelf)
     records = [one for one in found if one.step not in spared]
@@ -58,7 +62,10 @@ def prune_run(
     ]
     broken = [one for one in records if one.condition == "damaged"] if damaged else []
     going: list[StepRecord] = [*(committed[step] for step in dropped), *stale, *broken]
+    spare_nbytes = shelf.spare_nbytes() if spares else 0
     if not dry_run:
+        if spares:
+            shelf.discard_spares()
         shelf.sweep()
         for record in going:
             shelf.remove(record.name)
@@ -67,6 +74,7 @@ def prune_run(
         tuple(one.step for one in stale),
         tuple(one.step for one in broken),
         sum(committed[step].nbytes for step in dropped),
+        spare_nbytes,
     )
 
 

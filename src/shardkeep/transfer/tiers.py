@@ -61,6 +61,7 @@ class Tiers:
         durable: bool,
         timeout: float,
         threads: int,
+        recycle: bool,
     ) -> None:
         if keep < 1:
             raise InvalidError(f"keep_local must be at least 1, got {keep}")
@@ -71,7 +72,7 @@ class Tiers:
         self._timeout = timeout
         self._threads = threads
         self.hosts = meet_hosts(council_of(group, act="hosts", timeout=timeout), root)
-        self._shelf = LocalShelf(root)
+        self._shelf = LocalShelf(root, recycle=recycle)
         self._wire = self._peer_wire() if peer_copies else None
         self._background = Background(_MAX_WAITING)
         self._uploads: list[Handle[None]] = []
@@ -94,6 +95,16 @@ class Tiers:
     def path_of(self, step: int) -> Path:
         """The folder of a step on this host."""
         return self._shelf.path(step_name(step))
+
+    @property
+    def recycled_from(self) -> str | None:
+        """Where spare files are on this host; None if none are kept."""
+        return self._shelf.recycled_from
+
+    def discard_spares(self) -> None:
+        """Free the space of spare files, on the first rank of this host."""
+        if self.hosts.leads and self.recycled_from is not None:
+            self._shelf.discard_spares()
 
     # After a save
 
