@@ -94,7 +94,9 @@ class KeptRuns(RuleBasedStateMachine):
         """Steps that the run went back behind."""
         self.half_written: set[int] = set()
         self.last_step = 0
-        self.run = self._open_run()
+        self.mapped: dict[int, Any] = {}
+        """What somebody reads of steps, whether they are still there or not."""
+        self.run = self._open_run(recycle=True)
 
     def teardown(self) -> None:
         self.run.close()
@@ -228,7 +230,7 @@ class KeptRuns(RuleBasedStateMachine):
         gone = {one for one in self.steps if not Path(self.run.path_of(one)).exists()}
         assert gone <= self._droppable() if committed else not gone, gone
         self._drop(gone)
-        self.restart("fallback")
+        self.restart("fallback", recycle=bool(calls % 2))
 
     @rule(data=st.data())
     @precondition(lambda self: "whole" in self.steps.values())
@@ -236,14 +238,29 @@ class KeptRuns(RuleBasedStateMachine):
         whole = [step for step, condition in self.steps.items() if condition == "whole"]
         # The newest more often: what is restored turns on it.
         step = data.draw(st.sampled_from([max(whole), max(whole), *whole]))
+        # Whoever has a file mapped that is cut off could not even look at it.
+        self.mapped.pop(step, None)
         done = _damage(data, Path(self.run.path_of(step)))
         self.steps[step] = {"nothing": "whole", "flip": "flipped"}.get(done, "broken")
 
-    @rule(on_damage=st.sampled_from(["fallback", "raise"]))
-    def restart(self, on_damage: Any) -> None:
+    @rule()
+    @precondition(lambda self: "whole" in self.steps.values())
+    def map_a_step(self) -> None:
+        """Somebody reads the oldest one from now on, for ever."""
+        step = min(step for step, condition in self.steps.items() if condition == "whole")
+        with sk.open(Path(self.run.path_of(step))) as checkpoint:
+            self.mapped[step] = checkpoint["w"].mapped()
+
+    @invariant()
+    def what_is_mapped_stays_what_it_was(self) -> None:
+        for step, found in self.mapped.items():
+            assert np.array_equal(found, state_of(step)["w"].numpy()), step
+
+    @rule(on_damage=st.sampled_from(["fallback", "raise"]), recycle=st.booleans())
+    def restart(self, on_damage: Any, recycle: bool) -> None:
         """The job starts anew, and goes on from where it can."""
         self.run.close()
-        self.run, self.passed_over = self._open_run(), set()
+        self.run, self.passed_over = self._open_run(recycle=recycle), set()
         state = {"w": torch.full((300,), -1), "step": -1}
         whole = [step for step, condition in self.steps.items() if condition == "whole"]
         newest = max(self.steps, default=0)
@@ -274,8 +291,10 @@ class KeptRuns(RuleBasedStateMachine):
         listed = [step for step in sorted(self.steps) if self.steps[step] != "broken"]
         assert self.run.steps() == listed
 
-    def _open_run(self) -> sk.Checkpointer:
-        return sk.Checkpointer(self.base / "run", keep_last=_KEEP_LAST, keep_every=_KEEP_EVERY)
+    def _open_run(self, *, recycle: bool) -> sk.Checkpointer:
+        return sk.Checkpointer(
+            self.base / "run", keep_last=_KEEP_LAST, keep_every=_KEEP_EVERY, recycle=recycle
+        )
 
     def _next_step(self) -> int:
         self.last_step += 1

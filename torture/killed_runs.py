@@ -48,6 +48,8 @@ class Round:
     """Between the death of one rank and of the next, as such a share."""
     clears: bool
     """Whether leftovers are removed before the run goes on."""
+    recycle: bool
+    """Whether files of removed steps are written again."""
 
     @classmethod
     def draw(cls, number: int, seed: int) -> Round:
@@ -60,6 +62,7 @@ class Round:
             dice.choice(("time", "commit", "prune")),
             dice.uniform(0, 2),
             dice.choice((0.0, dice.random())),
+            dice.random() < 0.5,
             dice.random() < 0.5,
         )
 
@@ -94,7 +97,9 @@ def _be_rank(plan: Round, rank: int, topic: str, port: int, root: Path, progress
     if plan.size > 1:
         store = c10d.PrefixStore(topic, connect(port))
         c10d.init_process_group("gloo", store=store, rank=rank, world_size=plan.size)
-    run = sk.Checkpointer(root, keep_last=KEPT, durable=plan.durable, timeout=MAX_START)
+    run = sk.Checkpointer(
+        root, keep_last=KEPT, durable=plan.durable, timeout=MAX_START, recycle=plan.recycle
+    )
     state = state_of(-1, range(rank, rank + 1))
     # The run before this one may have had another number of ranks.
     step = run.restore(state, strict=False)

@@ -45,6 +45,8 @@ class Cycle:
     """Right after a save has returned; else at a random moment."""
     saves: int
     seconds: float
+    recycle: bool
+    """Whether a run writes files of removed steps again."""
 
     @classmethod
     def draw(cls, seed: int, number: int) -> Cycle:
@@ -54,6 +56,7 @@ class Cycle:
             dice.random() < 0.4,
             dice.randint(1, 3),
             dice.uniform(0, 4 * _SAVE_SECONDS),
+            dice.random() < 0.5,
         )
 
 
@@ -114,7 +117,7 @@ class PowerLoss:
         # That removing old steps fails when power is gone is not worth a word.
         logging.disable()
         version, saves = struct.unpack("qq", board)[0], 0
-        save = self._saver(place, cycle.kind)
+        save = self._saver(place, cycle)
         try:
             while True:
                 board[8:] = struct.pack("q", 1)
@@ -127,12 +130,14 @@ class PowerLoss:
         finally:
             os._exit(0)
 
-    def _saver(self, place: Path, kind: str) -> Callable[[int], object]:
-        if kind == "overwrite":
+    def _saver(self, place: Path, cycle: Cycle) -> Callable[[int], object]:
+        if cycle.kind == "overwrite":
             return lambda version: sk.save(
                 state_of(version), place / "c", overwrite=True, durable=self._durable
             )
-        run = sk.Checkpointer(place / "run", keep_last=2, durable=self._durable)
+        run = sk.Checkpointer(
+            place / "run", keep_last=2, durable=self._durable, recycle=cycle.recycle
+        )
         return lambda version: run.save(version, state_of(version))
 
 

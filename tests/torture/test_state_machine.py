@@ -9,6 +9,7 @@ import pytest
 from shardkeep import checkpoint
 from shardkeep.plan.retention import Retention
 from shardkeep.state.staging import Stager
+from shardkeep.storage.file_calls import FileCalls
 from shardkeep.transfer import prune, read
 from shardkeep.transfer.choose import Chooser
 from shardkeep.transfer.save import _Save
@@ -72,9 +73,14 @@ def passes_over_damage_without_being_told() -> Any:
     return patch.object(Chooser, "_newest", lenient)
 
 
+def writes_over_what_others_read() -> Any:
+    return patch.object(FileCalls, "is_mine_alone", lambda *_: True)
+
+
 @pytest.mark.parametrize(
     "planted",
     [
+        writes_over_what_others_read,
         ignores_digests,
         drops_the_newest_steps,
         prunes_what_is_in_use,

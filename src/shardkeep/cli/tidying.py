@@ -56,6 +56,8 @@ def prune(
     verb = "removed" if yes else "would be removed"
     names = f": steps {', '.join(map(str, sorted(going)))}" if going else ""
     print_lines([f"{count_text(len(going), 'checkpoint')} {verb}{names}"])
+    if found.spare_nbytes:
+        print_lines([f"{size_text(found.spare_nbytes)} of spare files {verb}"])
     if going and not yes:
         print_lines([f"{size_text(found.nbytes)} in all; --yes does it"])
     return 0
