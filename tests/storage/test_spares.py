@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from shardkeep.manifest import file_name, new_save_id
-from shardkeep.storage import LocalStorage, Storage
+from shardkeep.storage import LocalStorage, Storage, spares
 from shardkeep.storage.file_calls import FileCalls
 from shardkeep.storage.shelf import LocalShelf
 from shardkeep.storage.spares import SPARES
@@ -22,6 +23,7 @@ from shardkeep.testing.storage_suite import StorageSuite, at_once, read_all
 from tests.storage.faulty_calls import FaultyCalls
 
 OLD = b"\xff" * 5000
+KEY, OTHER = (file_name("0123456789abcdef", 0, number) for number in (0, 1))
 
 
 def put_spares(root: Path, count: int, content: bytes = OLD) -> list[Path]:
@@ -36,7 +38,7 @@ def put_spares(root: Path, count: int, content: bytes = OLD) -> list[Path]:
 def root(tmp_path: Path) -> Path:
     put_spares(tmp_path, 1)
     with LocalStorage(tmp_path / "try", create=True, recycled_from=tmp_path) as storage:
-        write(storage, "a", b"1")
+        write(storage, KEY, b"1")
     if os.listdir(tmp_path / SPARES):
         pytest.skip("files are not recycled on this file system")
     return tmp_path
@@ -55,7 +57,9 @@ class TestRecyclingStorage(StorageSuite):
     """Whatever a spare file held, nobody who writes into it or reads it can tell."""
 
     @pytest.fixture
-    def storage(self, root: Path) -> Iterator[Storage]:
+    def storage(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
+        # Else only objects that are called as data files are.
+        monkeypatch.setattr(spares, "_nearest_first", lambda names, _: names)
         put_spares(root, 40)
         with self.open(root) as storage:
             yield storage
@@ -71,38 +75,45 @@ def test_a_spare_file_is_written_again_and_cut_to_its_new_size(root: Path) -> No
     (spare,) = put_spares(root, 1)
     number = inode(spare)
     with LocalStorage(root / "c", create=True, recycled_from=root) as storage:
-        write(storage, "a", b"new")
-        write(storage, "b", b"other")
-        assert (read_all(storage, "a"), read_all(storage, "b")) == (b"new", b"other")
-    assert inode(root / "c" / "a") == number
+        write(storage, KEY, b"new")
+        write(storage, OTHER, b"other")
+        assert (read_all(storage, KEY), read_all(storage, OTHER)) == (b"new", b"other")
+    assert inode(root / "c" / KEY) == number
     assert os.listdir(root / SPARES) == []
 
 
 def test_what_is_not_written_reads_as_zeros_also_in_a_spare_file(root: Path) -> None:
     put_spares(root, 1, b"\xff" * 3_000_000)
     with LocalStorage(root / "c", create=True, recycled_from=root) as storage:
-        with storage.create("a") as sink:
+        with storage.create(KEY) as sink:
             sink.write(2_500_000, [b"end"])
             sink.write(100, [b"ab", b"cd"])
-        found = read_all(storage, "a")
+        found = read_all(storage, KEY)
     assert found == bytes(100) + b"abcd" + bytes(2_500_000 - 104) + b"end"
 
 
 def test_a_rank_takes_what_it_wrote_itself_first(root: Path) -> None:
-    spares = {n: inode(path) for n, path in enumerate(put_spares(root, 4))}
+    made = {n: inode(path) for n, path in enumerate(put_spares(root, 4))}
     key = file_name(new_save_id(), 0, 2)
     with LocalStorage(root / "c", create=True, recycled_from=root) as storage:
         write(storage, key, b"new")
-    assert inode(root / "c" / key) == spares[2]
+    assert inode(root / "c" / key) == made[2]
+
+
+def test_what_is_no_data_file_takes_no_spare_one(root: Path) -> None:
+    (spare,) = put_spares(root, 1)
+    with LocalStorage(root / "c", create=True, recycled_from=root) as storage:
+        write(storage, "report.json", b"{}")
+    assert spare.exists()
 
 
 def test_many_at_once_take_different_files(root: Path) -> None:
     numbers = {inode(path) for path in put_spares(root, 8)}
     with LocalStorage(root / "c", create=True, recycled_from=root) as storage:
-        at_once(*(lambda n=n: write(storage, f"k{n}", bytes([n]) * 10) for n in range(12)))
-        assert [read_all(storage, f"k{n}") for n in range(12)] == [
-            bytes([n]) * 10 for n in range(12)
-        ]
+        keys = [file_name(new_save_id(), rank, 0) for rank in range(12)]
+        at_once(*(partial(write, storage, key, key.encode()) for key in keys))
+        for key in keys:
+            assert read_all(storage, key) == key.encode()
     found = {inode(path) for path in (root / "c").iterdir()}
     assert len(found) == 12
     # Two that look at the same file at once may both let it be: then fresh ones are made.
@@ -113,7 +124,7 @@ def test_a_file_that_is_open_is_left_alone(root: Path) -> None:
     (spare,) = put_spares(root, 1)
     with spare.open("rb") as reader:
         with LocalStorage(root / "c", create=True, recycled_from=root) as storage:
-            write(storage, "a", b"new")
+            write(storage, KEY, b"new")
         assert reader.read() == OLD
 
 
@@ -125,8 +136,8 @@ def test_a_file_that_is_mapped_is_left_alone_though_it_is_open_no_more(root: Pat
     address = libc.mmap(None, len(OLD), mmap.PROT_READ, mmap.MAP_SHARED, fd, ctypes.c_long(0))
     os.close(fd)
     with LocalStorage(root / "c", create=True, recycled_from=root) as storage:
-        write(storage, "a", b"new")
-        assert read_all(storage, "a") == b"new"
+        write(storage, KEY, b"new")
+        assert read_all(storage, KEY) == b"new"
     assert ctypes.string_at(address, len(OLD)) == OLD
     libc.munmap(ctypes.c_void_p(address), len(OLD))
 
@@ -141,7 +152,7 @@ def test_a_file_of_another_process_is_left_alone(root: Path) -> None:
     assert reader.stdout is not None
     reader.stdout.readline()
     with LocalStorage(root / "c", create=True, recycled_from=root) as storage:
-        write(storage, "a", b"new")
+        write(storage, KEY, b"new")
     reader.communicate(b"\n")
     assert reader.returncode == 0
 
@@ -150,7 +161,7 @@ def test_a_file_with_another_name_is_left_alone(root: Path) -> None:
     (spare,) = put_spares(root, 1)
     (root / "backup").hardlink_to(spare)
     with LocalStorage(root / "c", create=True, recycled_from=root) as storage:
-        write(storage, "a", b"new")
+        write(storage, KEY, b"new")
     assert (root / "backup").read_bytes() == OLD
 
 
@@ -163,8 +174,8 @@ def test_what_a_fresh_file_would_not_be_is_left_alone(root: Path) -> None:
     folder.unlink()
     folder.mkdir()
     with LocalStorage(root / "c", create=True, recycled_from=root) as storage:
-        write(storage, "a", b"new")
-    assert (root / "c" / "a").read_bytes() == b"new"
+        write(storage, KEY, b"new")
+    assert (root / "c" / KEY).read_bytes() == b"new"
     assert (root / "secret").read_bytes() == OLD
     assert other_mode.read_bytes() == OLD
 
@@ -172,10 +183,10 @@ def test_what_a_fresh_file_would_not_be_is_left_alone(root: Path) -> None:
 def test_a_key_that_is_taken_keeps_its_file_and_the_spare_one(root: Path) -> None:
     (spare,) = put_spares(root, 1)
     with LocalStorage(root / "c", create=True, recycled_from=root) as storage:
-        (root / "c" / "a").write_bytes(b"there")
+        (root / "c" / KEY).write_bytes(b"there")
         with pytest.raises(FileExistsError, match="never overwritten"):
-            storage.create("a")
-    assert (root / "c" / "a").read_bytes() == b"there"
+            storage.create(KEY)
+    assert (root / "c" / KEY).read_bytes() == b"there"
     assert spare.exists()
 
 
@@ -185,8 +196,8 @@ def test_a_failed_call_on_spare_files_costs_the_spare_file_only(root: Path, kind
     calls = FaultyCalls()
     with LocalStorage(root / "c", create=True, recycled_from=root, calls=calls) as storage:
         calls.fail(kind, 5)
-        write(storage, "a", b"new")
-        assert read_all(storage, "a") == b"new"
+        write(storage, KEY, b"new")
+        assert read_all(storage, KEY) == b"new"
 
 
 def test_a_move_whose_reply_was_an_error_is_looked_into(root: Path) -> None:
@@ -195,9 +206,9 @@ def test_a_move_whose_reply_was_an_error_is_looked_into(root: Path) -> None:
     calls = FaultyCalls()
     with LocalStorage(root / "c", create=True, recycled_from=root, calls=calls) as storage:
         calls.fail("move", 5, done=True)
-        write(storage, "a", b"new")
-        assert read_all(storage, "a") == b"new"
-    assert inode(root / "c" / "a") == number
+        write(storage, KEY, b"new")
+        assert read_all(storage, KEY) == b"new"
+    assert inode(root / "c" / KEY) == number
 
 
 def test_a_save_that_fails_leaves_neither(root: Path) -> None:
@@ -206,7 +217,7 @@ def test_a_save_that_fails_leaves_neither(root: Path) -> None:
     with LocalStorage(root / "c", create=True, recycled_from=root, calls=calls) as storage:
         calls.fail("truncate", 5)
         with pytest.raises(OSError, match="cutting off what it held before"):
-            write(storage, "a", b"new")
+            write(storage, KEY, b"new")
         assert storage.list() == []
 
 
@@ -271,7 +282,7 @@ def test_nothing_is_kept_where_others_may_have_files_open(
     assert not (root / SPARES).exists() or not os.listdir(root / SPARES)
     put_spares(root, 1)
     with LocalStorage(root / "c", create=True, recycled_from=root) as storage:
-        write(storage, "a", b"new")
+        write(storage, KEY, b"new")
     assert len(os.listdir(root / SPARES)) == 1
 
 

@@ -160,12 +160,12 @@ def is_like(fresh: os.stat_result, spare: os.stat_result) -> bool:
 
 
 def _nearest_first(names: Sequence[str], key: str) -> list[str]:
-    """What the same thread of the same rank wrote comes first: it is likely to have the size."""
+    """For a data file: what the same thread of the same rank wrote is likely to have its size."""
     me = parse_file_name(key)
-    found = [(file, name) for name in sorted(names) if (file := parse_file_name(name)) is not None]
-    if me is not None:
-        found.sort(key=lambda one: one[0][1:] != me[1:])
-    return [name for _, name in found]
+    if me is None:
+        return []
+    found = [(file, name) for name in names if (file := parse_file_name(name)) is not None]
+    return [name for file, name in sorted(found, key=lambda one: (one[0][1:] != me[1:], one[1]))]
 
 
 def _open_spares(root: str, calls: FileCalls) -> Folder:
