@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -111,7 +110,7 @@ def test_many_at_once_take_different_files(root: Path) -> None:
     numbers = {inode(path) for path in put_spares(root, 8)}
     with LocalStorage(root / "c", create=True, recycled_from=root) as storage:
         keys = [file_name(new_save_id(), rank, 0) for rank in range(12)]
-        at_once(*(partial(write, storage, key, key.encode()) for key in keys))
+        at_once(lambda n: write(storage, keys[n], keys[n].encode()), threads=len(keys))
         for key in keys:
             assert read_all(storage, key) == key.encode()
     found = {inode(path) for path in (root / "c").iterdir()}
