@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from shardkeep.errors import ConflictError
 from shardkeep.manifest import file_name, new_save_id
 from shardkeep.storage import LocalStorage, Storage, spares
 from shardkeep.storage.file_calls import FileCalls
@@ -183,7 +184,7 @@ def test_a_key_that_is_taken_keeps_its_file_and_the_spare_one(root: Path) -> Non
     (spare,) = put_spares(root, 1)
     with LocalStorage(root / "c", create=True, recycled_from=root) as storage:
         (root / "c" / KEY).write_bytes(b"there")
-        with pytest.raises(FileExistsError, match="never overwritten"):
+        with pytest.raises(ConflictError, match="never overwritten"):
             storage.create(KEY)
     assert (root / "c" / KEY).read_bytes() == b"there"
     assert spare.exists()
