@@ -410,4 +410,5 @@ def test_every_kind_of_call_goes_through_the_seam():
     assert set(KINDS) == {
         *("open", "close", "pread", "preadv", "pwritev", "fsync", "link", "rename", "unlink"),
         *("mkdir", "lstat", "fstat", "flock", "listdir", "fstatvfs", "map"),
+        *("move", "truncate", "is_mine_alone", "file_system"),
     }
