@@ -219,6 +219,10 @@ def _umount(place: Path) -> None:
 def _empty(place: Path) -> None:
     for name in ("c", "run"):
         shutil.rmtree(place / name, ignore_errors=True)
+    # Else the next loss of power brings it back.
+    fd = os.open(place, os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
 
 
 def _run(*command: str) -> None:
