@@ -18,8 +18,8 @@ def state_of(step: int, size: int = 5000) -> dict[str, Any]:
     return {"w": torch.arange(size) + 1_000_000 * step, "step": step}
 
 
-def inodes(folder: Path) -> set[int]:
-    return {path.stat().st_ino for path in folder.glob("*.safetensors")}
+def inodes(folder: Path | str) -> set[int]:
+    return {path.stat().st_ino for path in Path(folder).glob("*.safetensors")}
 
 
 def run_at(path: Path, **options: Any) -> sk.Checkpointer:
@@ -89,7 +89,7 @@ def test_there_is_never_more_than_one_checkpoint_to_spare(root: Path) -> None:
             run.save(step, state_of(step))
     with run_at(root, keep_last=1) as run:
         assert run.prune().steps == (1, 2, 3)
-        one = sum(path.stat().st_size for path in run.path_of(4).glob("*.safetensors"))
+        one = sum(path.stat().st_size for path in Path(run.path_of(4)).glob("*.safetensors"))
         found = sum(path.stat().st_size for path in (root / SPARES).iterdir())
         assert found == one
 
@@ -138,7 +138,7 @@ def test_both_tiers_recycle(root: Path) -> None:
         assert all(spares)
         run.save(4, state_of(4))
         run.wait()
-        name = run.path_of(4).name
+        name = Path(run.path_of(4)).name
         assert (inodes(local / name), inodes(slow / name)) == spares
         assert_holds(run, 4)
     assert not (local / SPARES).exists()
