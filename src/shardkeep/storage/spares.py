@@ -165,7 +165,7 @@ def _nearest_first(names: Sequence[str], key: str) -> list[str]:
     if me is None:
         return []
     found = [(file, name) for name in names if (file := parse_file_name(name)) is not None]
-    return [name for file, name in sorted(found, key=lambda one: (one[0][1:] != me[1:], one[1]))]
+    return [name for _, name in sorted(found, key=lambda one: (one[0][1:] != me[1:], one[1]))]
 
 
 def _open_spares(root: str, calls: FileCalls) -> Folder:
