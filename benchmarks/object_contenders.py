@@ -27,6 +27,8 @@ class Shardkeep:
     server: S3Server
     name: str = "shardkeep"
     share: Share = "auto"
+    saves: bool = True
+    """Else it loads what another one has saved."""
 
     def save(self, state: State, path: str) -> None:
         sk.save(state, sk.ObjectStorage(self.server.url(path), **self.server.options))

@@ -3,9 +3,10 @@
     python -m benchmarks.objects [--quick] [--once] [words of a workload ...]
 
 The store is a SeaweedFS on this machine, so that clients and server share its cores; all contenders
-meet the same one, turn by turn. DCP writes and reads by fsspec (s3fs). The limit is obstore alone:
-the same bytes between the same memory and the store, in parts, without names, digests or a commit.
-Beside the time stands who used the processors meanwhile, and what the server says it was asked.
+meet the same one, turn by turn. Its data are in memory, if there is room for them. DCP writes and
+reads by fsspec (s3fs). The limit is obstore alone: the same bytes between the same memory and the
+store, in parts, without names, digests or a commit. Beside the time stands who used the processors
+meanwhile, and what the server says it was asked.
 The figures go to build/objects.json, too.
 """
 
@@ -15,6 +16,8 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from shutil import disk_usage
 from statistics import median
 from typing import Any
 
@@ -32,6 +35,7 @@ from benchmarks.turns import Span
 from torture.object_servers import S3Server, cannot_serve, seaweedfs
 
 RANKS = 4
+_ROOM = 12 * 2**30
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def run(workload: Workload, server: S3Server) -> list[Figures]:
 
 
 def _contenders(server: S3Server) -> list[Any]:
-    alone = Shardkeep(server, "shardkeep, share none", "none")
+    alone = Shardkeep(server, "shardkeep, share none", "none", saves=False)
     return [Shardkeep(server), alone, DcpFsspec(server), Plain(server)]
 
 
@@ -110,21 +114,26 @@ def _in_turn(server: S3Server, turn: int) -> list[Any]:
     return made[first:] + made[:first]
 
 
+def _saves(contender: Any) -> bool:
+    return not isinstance(contender, Shardkeep) or contender.saves
+
+
 def _path(workload: Workload, contender: Any, turn: int) -> str:
-    return f"bench/{workload.name}/{contender.name}/{turn}".replace(" ", "-").replace(",", "")
+    name = contender.name if _saves(contender) else "shardkeep"
+    return f"bench/{workload.name}/{name}/{turn}".replace(" ", "-").replace(",", "")
 
 
 def _race(workload: Workload, server: S3Server) -> Turns:
     state = make(workload.shapes, workload.placing, filled=True)
     target = {} if workload.load_ranks else make(workload.shapes, workload.placing, filled=False)
     _warm_up(workload, server)
-    # Whoever comes first would wait until the server has made its files larger.
-    Plain(server).save(state, f"{_path(workload, Plain(server), 0)}-room")
+    _make_room(workload, server, state, target)
     turns: Turns = {}
     for turn in range(workload.repetitions):
         for one in _in_turn(server, turn):
             path = _path(workload, one, turn)
-            _time(turns, "save", one, lambda one=one, path=path: one.save(state, path))
+            if _saves(one):
+                _time(turns, "save", one, lambda one=one, path=path: one.save(state, path))
             if target:
                 _time(turns, "load", one, lambda one=one, path=path: one.load(target, path))
                 _check(one, target, state)
@@ -135,9 +144,20 @@ def _warm_up(workload: Workload, server: S3Server) -> None:
     """Load the code that will run, with a state that takes no time."""
     state = make({"a": (8, 4)}, Placing.ROWS, filled=True)
     for one in _contenders(server):
-        one.save(state, f"{_path(workload, one, 0)}-warm-{dist.get_world_size()}")
+        path = f"{_path(workload, one, 0)}-warm-{dist.get_world_size()}"
+        if _saves(one):
+            one.save(state, path)
+            dist.barrier()
+        one.load(state, path)
+
+
+def _make_room(workload: Workload, server: S3Server, state: State, target: State) -> None:
+    """Whoever comes first would wait for the server's files and for memory of the processes."""
+    for one in (Shardkeep(server), Plain(server)):
+        one.save(state, f"{_path(workload, one, 0)}-room")
         dist.barrier()
-        one.load(state, f"{_path(workload, one, 0)}-warm-{dist.get_world_size()}")
+        if target:
+            one.load(target, f"{_path(workload, one, 0)}-room")
 
 
 def _load_only(workload: Workload, server: S3Server) -> Turns:
@@ -229,6 +249,14 @@ def show(figures: Sequence[Figures], console: Console) -> None:
     )
 
 
+def _room() -> str | None:
+    """In memory if there is enough of it: no disk is to be measured."""
+    memory = Path("/dev/shm")
+    said = Path("/proc/meminfo").read_text().split("MemAvailable:")[-1].split()
+    is_enough = memory.is_dir() and min(int(said[0]) * 1024, disk_usage(memory).free) > _ROOM
+    return str(memory) if is_enough else None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.objects")
     parser.add_argument("--quick", action="store_true", help="256 MiB instead of 1 GiB, once")
@@ -239,7 +267,7 @@ def main() -> None:
         raise SystemExit(reason)
     console = Console(width=None if Console().is_terminal else 200)
     figures: list[Figures] = []
-    with seaweedfs() as server:
+    with seaweedfs(below=_room()) as server:
         for workload in workloads(options.quick, options.once):
             if not options.words or any(word in workload.name for word in options.words):
                 figures += run(workload, server)

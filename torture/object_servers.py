@@ -86,12 +86,13 @@ def cannot_cheat() -> str:
 
 
 @contextmanager
-def seaweedfs() -> Generator[S3Server]:
-    """A SeaweedFS with an empty bucket, in a network of its own."""
+def seaweedfs(below: str | None = None) -> Generator[S3Server]:
+    """A SeaweedFS with an empty bucket, in a network of its own; its data are in a folder below."""
     weed = _program("weed")
     if weed is None:
         raise RuntimeError(cannot_serve())
-    with tempfile.TemporaryDirectory(prefix="shardkeep-weed-") as folder, _network() as network:
+    room = tempfile.TemporaryDirectory(prefix="shardkeep-weed-", dir=below)
+    with room as folder, _network() as network:
         command = [
             "ip", "netns", "exec", network.name, weed, "mini",
             f"-dir={folder}", f"-ip={network.address}", f"-bucket={BUCKET}",
