@@ -153,11 +153,12 @@ def _warm_up(workload: Workload, server: S3Server) -> None:
 
 def _make_room(workload: Workload, server: S3Server, state: State, target: State) -> None:
     """Whoever comes first would wait for the server's files and for memory of the processes."""
-    for one in (Shardkeep(server), Plain(server)):
-        one.save(state, f"{_path(workload, one, 0)}-room")
-        dist.barrier()
-        if target:
-            one.load(target, f"{_path(workload, one, 0)}-room")
+    path = f"{_path(workload, Shardkeep(server), 0)}-room"
+    Shardkeep(server).save(state, path)
+    dist.barrier()
+    if target:
+        for one in (Shardkeep(server), Plain(server)):
+            one.load(target, path)
 
 
 def _load_only(workload: Workload, server: S3Server) -> Turns:
