@@ -3,10 +3,9 @@
     python -m benchmarks.objects [--quick] [--once] [words of a workload ...]
 
 The store is a SeaweedFS on this machine, so that clients and server share its cores; all contenders
-meet the same one, turn by turn. Its data are in memory, if there is room for them. DCP writes and
-reads by fsspec (s3fs). The limit is obstore alone: the same bytes between the same memory and the
-store, in parts, without names, digests or a commit. Beside the time stands who used the processors
-meanwhile, and what the server says it was asked.
+meet the same one, turn by turn. DCP writes and reads by fsspec (s3fs). The limit is obstore alone:
+the same bytes between the same memory and the store, in parts, without names, digests or a commit.
+Beside the time stands who used the processors meanwhile, and what the server says it was asked.
 The figures go to build/objects.json, too.
 """
 
@@ -16,8 +15,6 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from shutil import disk_usage
 from statistics import median
 from typing import Any
 
@@ -35,7 +32,6 @@ from benchmarks.turns import Span
 from torture.object_servers import S3Server, cannot_serve, seaweedfs
 
 RANKS = 4
-_ROOM = 12 * 2**30
 
 
 @dataclass(frozen=True)
@@ -250,14 +246,6 @@ def show(figures: Sequence[Figures], console: Console) -> None:
     )
 
 
-def _room() -> str | None:
-    """In memory if there is enough of it: no disk is to be measured."""
-    memory = Path("/dev/shm")
-    said = Path("/proc/meminfo").read_text().split("MemAvailable:")[-1].split()
-    is_enough = memory.is_dir() and min(int(said[0]) * 1024, disk_usage(memory).free) > _ROOM
-    return str(memory) if is_enough else None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.objects")
     parser.add_argument("--quick", action="store_true", help="256 MiB instead of 1 GiB, once")
@@ -268,11 +256,12 @@ def main() -> None:
         raise SystemExit(reason)
     console = Console(width=None if Console().is_terminal else 200)
     figures: list[Figures] = []
-    with seaweedfs(below=_room()) as server:
+    with seaweedfs() as server:
         for workload in workloads(options.quick, options.once):
             if not options.words or any(word in workload.name for word in options.words):
-                figures += run(workload, server)
-    show(figures, console)
+                found = run(workload, server)
+                show(found, console)
+                figures += found
     BUILD.mkdir(parents=True, exist_ok=True)
     made = json.dumps([asdict(one) for one in figures], indent=2)
     (BUILD / "objects.json").write_text(made + "\n")

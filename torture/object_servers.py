@@ -86,13 +86,12 @@ def cannot_cheat() -> str:
 
 
 @contextmanager
-def seaweedfs(below: str | None = None) -> Generator[S3Server]:
-    """A SeaweedFS with an empty bucket, in a network of its own; its data are in a folder below."""
+def seaweedfs() -> Generator[S3Server]:
+    """A SeaweedFS with an empty bucket, in a network of its own."""
     weed = _program("weed")
     if weed is None:
         raise RuntimeError(cannot_serve())
-    room = tempfile.TemporaryDirectory(prefix="shardkeep-weed-", dir=below)
-    with room as folder, _network() as network:
+    with tempfile.TemporaryDirectory(prefix="shardkeep-weed-") as folder, _network() as network:
         command = [
             "ip", "netns", "exec", network.name, weed, "mini",
             f"-dir={folder}", f"-ip={network.address}", f"-bucket={BUCKET}",
