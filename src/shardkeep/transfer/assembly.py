@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -128,8 +128,14 @@ def _is_free(read: Read, window: Window) -> bool:
     return is_within or read.stop <= window.start or window.stop <= read.start
 
 
-def _parts(read: SpanRead, window: Window) -> Iterator[Part]:
+def _parts(read: SpanRead, window: Window) -> Iterable[Part]:
     """What of a span lies in a window."""
+    if window.start <= read.start and read.stop <= window.stop:
+        return read.parts
+    return _cut(read, window)
+
+
+def _cut(read: SpanRead, window: Window) -> Iterator[Part]:
     for part in read.parts:
         start, stop = max(part.start, window.start), min(part.stop, window.stop)
         if start < stop:
