@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from binascii import unhexlify
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -17,6 +18,7 @@ import xxhash
 from shardkeep.errors import CorruptError, InvalidError
 
 _NBYTES = 8
+_DIGITS = b"0123456789abcdef"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +41,12 @@ class Digests(Sequence[int]):
             raise InvalidError(f"a digest is an integer from 0 to 2**64 - 1: {error}") from None
 
     @classmethod
-    def from_hex(cls, text: str) -> Digests:
+    def from_hex(cls, text: str | bytes) -> Digests:
         """The digests that `hex` wrote: 16 lower-case digits each, nothing between them."""
-        try:
-            raw = bytes.fromhex(text)
-        except ValueError:
-            raw = b""
-        if len(text) % (2 * _NBYTES) or raw.hex() != text:
+        digits = text if isinstance(text, bytes) else text.encode("utf-8", "replace")
+        if len(digits) % (2 * _NBYTES) or digits.translate(None, _DIGITS):
             raise CorruptError("digests are not 16 lower-case hex digits each, joined")
-        return cls(raw)
+        return cls(unhexlify(digits))
 
     def raw_of(self, first: int, stop: int) -> bytes:
         """Some digests as XXH3 gives them: 8 bytes each, the most significant first."""

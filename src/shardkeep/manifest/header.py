@@ -178,7 +178,7 @@ def _without_digests(data: bytes) -> tuple[bytes, Digests]:
     if before is None or stop < 0:
         return data, Digests()
     try:
-        digests = Digests.from_hex(data[before.end() : stop].decode("latin-1"))
+        digests = Digests.from_hex(data[before.end() : stop])
     except CorruptError:
         return data, Digests()
     return data[: before.end()] + data[stop:], digests
