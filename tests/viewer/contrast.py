@@ -63,6 +63,14 @@ _SCRIPT = """() => {
         const large = size >= 24 || (size >= 18.66 && style.fontWeight >= 700);
         found.push([text.slice(0, 40), over(colour, ground), ground, large]);
     }
+    for (const one of document.querySelectorAll('input[placeholder]')) {
+        if (one.value || !one.checkVisibility()) continue;
+        const style = getComputedStyle(one, '::placeholder');
+        const ground = behind(one, one.getBoundingClientRect());
+        const colour = parse(style.color);
+        colour[3] *= style.opacity;
+        found.push([one.placeholder, over(colour, ground), ground, false]);
+    }
     return found;
 }"""
 
