@@ -58,6 +58,7 @@ def test_each_tensor_is_kept_with_its_own_layout():
         assert (entry.dtype, entry.shape) == (DTYPE_NAMES[leaf.dtype], tuple(leaf.shape)), key
         assert entry.layout == layout, key
         local = leaf.to_local() if isinstance(leaf, DTensor) else leaf
+        assert isinstance(memory, torch.Tensor)
         assert memory.data_ptr() == local.data_ptr(), key
         assert not memory.requires_grad, key
 
@@ -67,7 +68,12 @@ def test_only_the_same_memory_is_tied():
     # Of one row, the second rank holds nothing: no memory is not the same memory.
     nothing = [
         DTensor.from_local(
-            torch.empty(0, 3), mesh, [Shard(0)], run_check=False, shape=(1, 3), stride=(3, 1)
+            torch.empty(0, 3),
+            mesh,
+            [Shard(0)],
+            run_check=False,
+            shape=torch.Size((1, 3)),
+            stride=(3, 1),
         )
         for _ in range(3)
     ]

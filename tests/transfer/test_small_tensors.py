@@ -140,6 +140,7 @@ def test_memory_that_is_too_small_for_its_layout_is_refused():
     outgoing = plan_outgoing(entries, divisions, 1)
 
     (chunk,) = outgoing.chunks({"w": [torch.arange(6.0)]})
+    assert isinstance(chunk.memory, torch.Tensor)
     assert chunk.memory.tolist() == [0.0, 1.0, 2.0, 3.0]
     with pytest.raises(LayoutError, match=r"'w': this rank's memory has shape \(3,\)"):
         outgoing.chunks({"w": [torch.arange(3.0)]})
