@@ -184,14 +184,15 @@ def _await_saves(board: mmap.mmap, log: int) -> bool:
 def _watch(
     life: Life, pids: Sequence[int], store: Any, root: Path, board: mmap.mmap, seconds: float
 ) -> None:
-    """Look at the processes for so long, and until they have saved often enough to tell."""
+    """Look at the processes for so long, and until they have saved and been seen often enough."""
     pause = max(0.02, min(1.0, seconds / _SAMPLES / 2))
     for quantity in ("memory", "open files", "threads"):
         life.rows[quantity] = [[] for _ in pids]
     life.rows["keys"], life.rows["disk"] = [[]], [[]]
     start, before = time.monotonic(), min(_counts(board))
     while (passed := time.monotonic() - start) < seconds + _START_SECONDS:
-        if passed > seconds and min(_counts(board)) - before >= _MIN_SAVES:
+        has_saved = min(_counts(board)) - before >= _MIN_SAVES
+        if passed > seconds and has_saved and len(life.rows["disk"][0]) >= _SAMPLES:
             break
         for at, pid in enumerate(pids):
             found = _look_at(pid)
