@@ -1,3 +1,6 @@
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from unittest.mock import patch
 
 from shardkeep.storage import Storage
@@ -13,8 +16,27 @@ def test_of_many_savers_one_stands_while_others_read_and_prune() -> None:
     assert tally.facts["whole loads"]
 
 
+# The files of a save lie there uncommitted for so long that the others meet them on any machine.
+_WINDOW = 0.05
+
+Commit = Callable[[Storage, bytes, bytes | None], None]
+
+
+@contextmanager
+def slow(commit: Commit) -> Iterator[None]:
+    """Every save waits before it commits in this way."""
+
+    def commit_late(storage: Storage, manifest: bytes, replaced: bytes | None) -> None:
+        time.sleep(_WINDOW)
+        commit(storage, manifest, replaced)
+
+    with patch.object(save, "commit", commit_late):
+        yield
+
+
 def test_a_prune_that_does_not_look_for_saves_under_way_is_found_out() -> None:
-    with patch.object(prune, "saves_under_way", lambda storage: set[str]()):
+    blind = patch.object(prune, "saves_under_way", lambda storage: set[str]())
+    with slow(save.commit), blind:
         assert Savers().run("short", 1, print).violations
 
 
@@ -27,5 +49,5 @@ def _commit_anyway(storage: Storage, manifest: bytes, replaced: bytes | None) ->
 
 
 def test_a_commit_that_takes_the_place_of_any_other_is_found_out() -> None:
-    with patch.object(save, "commit", _commit_anyway):
+    with slow(_commit_anyway):
         assert Savers().run("short", 0, print).violations
