@@ -17,11 +17,11 @@ from benchmarks.figures import Figure
 from benchmarks.peaks import peak_nbytes, peak_nbytes_of_tree
 from benchmarks.places import TMPFS, folder_on, remove
 from benchmarks.ranks import RankFailed, on_ranks
-from benchmarks.state_dicts import Shapes, transformer
-from benchmarks.stored_states import Placing, State, make, nbytes_of
+from benchmarks.state_dicts import Shapes
+from benchmarks.stored_states import Placing, State, large, make, nbytes_of
 
 NAME = "W7"
-TITLE = "Peak memory beyond a state of 512 MiB, one process, tmpfs"
+TITLE = "Peak memory beyond a state of 2 GiB, one process, tmpfs"
 SETTING = "tmpfs"
 SAVE, LOAD, BACKGROUND = "save", "load", "save in the background"
 STATE = "the state"
@@ -33,7 +33,7 @@ Peaks = dict[tuple[str, str], int]
 
 def run(asked: Asked) -> list[Figure]:
     """Of all contenders."""
-    shapes = transformer(layers=1 if asked.quick else 11)
+    shapes = large(asked.quick)
     figures = [Figure(NAME, SETTING, STATE, STATE, (float(nbytes_of(shapes)),), "bytes")]
     foreground = [
         Shardkeep(),
