@@ -32,8 +32,7 @@ ITEMS = 32 * 1024
 _TIMEOUT = 10.0
 _START_SECONDS = 60.0
 _SAMPLES = 60
-"""How often a life is looked at, at least; thirds of fewer mean nothing."""
-_MIN_SAVES = 40
+"""How often a life is looked at, at least, each time after a further save."""
 _LIVES: Mapping[Scale, Sequence[float]] = {"short": (2.0, 3.0), "long": ()}
 _LONG_SECONDS, _LAST_LIFE_SECONDS = 1200.0, 360.0
 
@@ -184,23 +183,28 @@ def _await_saves(board: mmap.mmap, log: int) -> bool:
 def _watch(
     life: Life, pids: Sequence[int], store: Any, root: Path, board: mmap.mmap, seconds: float
 ) -> None:
-    """Look at the processes for so long, and until they have saved and been seen often enough."""
+    """Look at the processes for so long, and until they have been seen often enough.
+
+    Only after a further save of all: else a job that stalls for a while is seen not to grow.
+    """
     pause = max(0.02, min(1.0, seconds / _SAMPLES / 2))
     for quantity in ("memory", "open files", "threads"):
         life.rows[quantity] = [[] for _ in pids]
     life.rows["keys"], life.rows["disk"] = [[]], [[]]
-    start, before = time.monotonic(), min(_counts(board))
+    start, seen = time.monotonic(), min(_counts(board))
     while (passed := time.monotonic() - start) < seconds + _START_SECONDS:
-        has_saved = min(_counts(board)) - before >= _MIN_SAVES
-        if passed > seconds and has_saved and len(life.rows["disk"][0]) >= _SAMPLES:
+        if passed > seconds and len(life.rows["disk"][0]) >= _SAMPLES:
             break
+        time.sleep(pause)
+        if min(_counts(board)) == seen:
+            continue
+        seen = min(_counts(board))
         for at, pid in enumerate(pids):
             found = _look_at(pid)
             for quantity, value in found.items():
                 life.rows[quantity][at].append(value)
         life.rows["keys"][0].append(store.num_keys())
         life.rows["disk"][0].append(_disk_nbytes(root))
-        time.sleep(pause)
 
 
 def _look_at(pid: int) -> dict[str, float]:
