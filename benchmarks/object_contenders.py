@@ -3,17 +3,16 @@
 # torch lists its public names nowhere that a type checker looks.
 # pyright: reportPrivateImportUsage=false
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 
 import shardkeep as sk
+from benchmarks.contenders.raw import halves, views_of
 from benchmarks.stored_states import State, locals_of, share_of
 from shardkeep.transfer.share import Share
 from torture.object_servers import BUCKET, S3Server
@@ -78,10 +77,12 @@ class Plain:
     def save(self, state: State, path: str) -> None:
         from obstore import put
 
-        store, halves = self._store(), _halves(_views(share_of(state)))
+        store, own = self._store(), views_of(share_of(state))
+        # Thousands of small ones are joined first.
+        parts = halves(own if len(own) <= 1000 else [memoryview(b"".join(own))])
 
         def upload(number: int) -> None:
-            key, views = f"{path}/{dist.get_rank()}-{number}", halves[number]
+            key, views = f"{path}/{dist.get_rank()}-{number}", parts[number]
             if sum(map(len, views)) <= _PART:
                 # By one request, which is faster.
                 put(store, key, b"".join(views), use_multipart=False)
@@ -98,7 +99,7 @@ class Plain:
 
         store = self._store()
         objects = list_with_delimiter(store, path)["objects"]
-        views = _views(locals_of(state))
+        views = views_of(locals_of(state))
         wanted, at = sum(map(len, views)), 0
         mine = objects[dist.get_rank() :: dist.get_world_size()]
         ranges: list[tuple[str, int, int]] = []
@@ -118,20 +119,3 @@ class Plain:
 
         with ThreadPoolExecutor(16) as pool:
             list(pool.map(fetch, ranges))
-
-
-def _views(tensors: Sequence[torch.Tensor]) -> list[memoryview]:
-    return [t.contiguous().view(-1).view(torch.uint8).numpy().data for t in tensors]
-
-
-def _halves(views: Sequence[memoryview]) -> list[list[memoryview]]:
-    """As many bytes for each of two; small ones are joined first."""
-    if len(views) > 1000:
-        views = [memoryview(b"".join(views))]
-    half, first = sum(map(len, views)) // 2, list[memoryview]()
-    for number, view in enumerate(views):
-        if len(view) >= half:
-            return [[*first, view[:half]], [view[half:], *views[number + 1 :]]]
-        first.append(view)
-        half -= len(view)
-    return [first, []]

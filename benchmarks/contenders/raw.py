@@ -61,7 +61,7 @@ class RawOfOthers(Raw):
         files, size = sorted(path.iterdir()), dist.get_world_size() * THREADS
         shares = [files[n::size] for n in range(dist.get_rank(), size, dist.get_world_size())]
         with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(_read_all, shares, _halves(_views(locals_of(state)))))
+            list(pool.map(_read_all, shares, halves(views_of(locals_of(state)))))
 
 
 def _read_all(files: Sequence[Path], views: Sequence[memoryview]) -> None:
@@ -78,18 +78,19 @@ def _read_all(files: Sequence[Path], views: Sequence[memoryview]) -> None:
         _read(file, part)
 
 
-def _views(tensors: Sequence[torch.Tensor]) -> list[memoryview]:
+def views_of(tensors: Sequence[torch.Tensor]) -> list[memoryview]:
+    """The tensors' own memory as bytes."""
     return [tensor.view(-1).view(torch.uint8).numpy().data for tensor in tensors]
 
 
 def _in_threads(tensors: Sequence[torch.Tensor], path: Path, act: Callable[..., None]) -> None:
     files = [path / f"{dist.get_rank()}-{number}" for number in range(THREADS)]
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(act, files, _halves(_views(tensors))))
+        list(pool.map(act, files, halves(views_of(tensors))))
 
 
-def _halves(views: Sequence[memoryview]) -> list[list[memoryview]]:
-    """As many bytes for each thread; a view may be cut."""
+def halves(views: Sequence[memoryview]) -> list[list[memoryview]]:
+    """As many bytes for each of two threads; a view may be cut."""
     half, first = sum(map(len, views)) // 2, list[memoryview]()
     for number, view in enumerate(views):
         if len(view) >= half:

@@ -9,6 +9,7 @@ import sys
 import warnings
 import zipfile
 from collections import OrderedDict
+from functools import partial
 from io import BytesIO
 
 import pytest
@@ -28,35 +29,16 @@ from shardkeep.errors import (
     UnsupportedError,
 )
 from shardkeep.state.dtypes import TORCH_DTYPES
-from shardkeep.transfer.progress import Meter
 from shardkeep.translate import dcp_writing
 from shardkeep.translate.dcp_writing import export_dcp
-from shardkeep.translate.opening import open_source
 from shardkeep.translate.torch_archive import Archive
 from tests.distributed.tensors import distinct
+from tests.translate.exporting import export_by
 from tests.translate.states import assert_equal
 
 warnings.simplefilter("ignore", UserWarning)
 
-OPTIONS = {
-    "keys": None,
-    "prefix": "",
-    "rename": None,
-    "dtype": None,
-    "max_memory_nbytes": 2**20,
-    "threads": 2,
-    "force": False,
-    "verify": True,
-}
-
-
-def export(source, dest, **options):
-    opened = open_source(source)
-    try:
-        with Meter("exporting", None, show=False) as meter:
-            return export_dcp(opened, dest, meter=meter, **{**OPTIONS, **options})
-    finally:
-        opened.storage.close()
+export = partial(export_by, export_dcp)
 
 
 def all_kinds():

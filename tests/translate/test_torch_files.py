@@ -6,6 +6,7 @@ import subprocess
 import sys
 import zipfile
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,31 +15,12 @@ import torch
 import shardkeep as sk
 from shardkeep.errors import ConflictError, CorruptError, NotFoundError, ShardkeepError
 from shardkeep.state.dtypes import TORCH_DTYPES
-from shardkeep.transfer.progress import Meter
-from shardkeep.translate.opening import open_source
 from shardkeep.translate.torch_files import export_torch
 from tests.distributed.tensors import distinct
+from tests.translate.exporting import export_by
 from tests.translate.states import assert_equal
 
-OPTIONS = {
-    "keys": None,
-    "prefix": "",
-    "rename": None,
-    "dtype": None,
-    "max_memory_nbytes": 2**20,
-    "threads": 2,
-    "force": False,
-    "verify": True,
-}
-
-
-def export(source, dest, **options):
-    opened = open_source(source)
-    try:
-        with Meter("exporting", None, show=False) as meter:
-            return export_torch(opened, dest, meter=meter, **{**OPTIONS, **options})
-    finally:
-        opened.storage.close()
+export = partial(export_by, export_torch)
 
 
 def all_kinds():

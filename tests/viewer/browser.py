@@ -84,6 +84,13 @@ class Window:
         self.page.wait_for_selector(".waiting", state="detached")
         return self.page
 
+    def find(self, words: str) -> None:
+        """Search the tree by the keyboard and open the one tensor that is meant."""
+        self.page.keyboard.press("/")
+        self.page.keyboard.type(words)
+        self.page.wait_for_selector("text=1 match")
+        self.page.keyboard.press("Enter")
+
     def text(self) -> str:
         return self.page.inner_text("main")
 

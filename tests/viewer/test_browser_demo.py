@@ -11,7 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from examples.launch import torchrun
-from tests.viewer.browser import missing, opened, serving
+from tests.viewer.browser import Window, missing, opened, serving
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -43,19 +43,16 @@ def test_the_demos_run_is_followed_from_its_first_save(training, browser):
             assert process.wait(60) == 0, (run.parent / "log").read_text()
             page.wait_for_selector("text=3 committed")
             assert page.locator("main tbody tr").count() == 3
-            _find_a_tensor(page)
+            _find_a_tensor(window)
             _see_its_tiling(page)
             _compare_steps(window)
             _what_if(window)
 
 
-def _find_a_tensor(page: Any) -> None:
-    page.click("td a:text-is('6')")
-    page.wait_for_selector("h1:text-is('Step 6')")
-    page.keyboard.press("/")
-    page.keyboard.type("model.blocks.0.up.weight")
-    page.wait_for_selector("text=1 match")
-    page.keyboard.press("Enter")
+def _find_a_tensor(window: Window) -> None:
+    window.page.click("td a:text-is('6')")
+    window.page.wait_for_selector("h1:text-is('Step 6')")
+    window.find("model.blocks.0.up.weight")
 
 
 def _see_its_tiling(page: Any) -> None:

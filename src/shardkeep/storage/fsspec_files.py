@@ -10,11 +10,11 @@ import errno
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from shardkeep.errors import NotFoundError, ShardkeepError, StorageError, UnsupportedError
 from shardkeep.storage.buffers import check_range, total_nbytes, writable_views
+from shardkeep.storage.closing import ClosedAtEnd
 from shardkeep.storage.failures import too_large, too_short
 from shardkeep.storage.keys import check_key, is_key
 from shardkeep.storage.object_costs import IN_FLIGHT, MeasuredCosts
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-class FsspecStorage:
+class FsspecStorage(ClosedAtEnd):
     """The files in a folder of any fsspec file system, by its URL; they are only read."""
 
     def __init__(self, url: str, **options: Any) -> None:
@@ -139,14 +139,3 @@ class FsspecStorage:
 
     def close(self) -> None:
         """Nothing to do: fsspec keeps its connections itself."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -6,12 +6,12 @@ import os
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from shardkeep.errors import ConflictError, CorruptError, NotFoundError
 from shardkeep.storage import local_commit
 from shardkeep.storage.buffers import check_range, total_nbytes, writable_views
+from shardkeep.storage.closing import ClosedAtEnd
 from shardkeep.storage.failures import too_large
 from shardkeep.storage.file_calls import FileCalls
 from shardkeep.storage.holding import delete_unless_held, held, is_held
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
 
-class LocalStorage:
+class LocalStorage(ClosedAtEnd):
     """The folder at `path`, made with its parents if `create`; NotFoundError if it is not there.
 
     `durable=False` leaves out every fsync. A `replace` waits at most `lock_timeout` seconds for
@@ -173,14 +173,3 @@ class LocalStorage:
         if self._spares is not None:
             self._spares.close()
         self._folder.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from shardkeep.errors import ConflictError, InvalidError, NotFoundError
 from shardkeep.storage.buffers import check_range, readable_views, total_nbytes, writable_views
+from shardkeep.storage.closing import ClosedAtEnd
 from shardkeep.storage.failures import too_large, too_short
 from shardkeep.storage.keys import check_key, check_new_key
 from shardkeep.storage.protocols import Entries, Entry
@@ -39,7 +39,7 @@ def forget_memory(name: str) -> None:
         _objects_by_name.pop(name, None)
 
 
-class MemoryStorage:
+class MemoryStorage(ClosedAtEnd):
     """The objects under `name`: the same ones for all who open it; NotFoundError if there are none.
 
     `create` makes an empty one if there is none.
@@ -158,17 +158,6 @@ class MemoryStorage:
 
     def close(self) -> None:
         """Nothing to do: the objects stay until `forget_memory`."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _not_found(self, key: str) -> NotFoundError:
         return NotFoundError(f"{key!r} is not in {self.location}")

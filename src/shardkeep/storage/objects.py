@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from shardkeep.errors import InvalidError, StorageError, UnsupportedError
 from shardkeep.storage import object_commit
 from shardkeep.storage.buffers import check_range, total_nbytes, writable_views
+from shardkeep.storage.closing import ClosedAtEnd
 from shardkeep.storage.failures import too_large, too_short
 from shardkeep.storage.keys import check_key, check_new_key, is_key
 from shardkeep.storage.object_leases import Leases
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _MIN_PART_NBYTES = 5 * 2**20
 
 
-class ObjectStorage:
+class ObjectStorage(ClosedAtEnd):
     """The objects below a URL: `s3://bucket/path`, `gs://`, `az://`, `https://` (to be read).
 
     `options` are obstore's (`region`, `endpoint`, `access_key_id`, `client_options`, ...); what is
@@ -254,14 +254,3 @@ class ObjectStorage:
 
     def close(self) -> None:
         """Nothing to do: connections end by themselves."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

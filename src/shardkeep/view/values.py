@@ -22,6 +22,7 @@ from shardkeep.view.small_floats import FLOAT8_VALUES
 _BLOCK = 2**15
 # So many float32 are added up as they are; sums of sums are of float64.
 _ROW = 256
+_ONES = np.ones(_ROW, np.float32)
 # Squares of float32 between these neither overflow nor vanish.
 _SMALL, _LARGE = 1e-12, 1e15
 
@@ -136,8 +137,8 @@ def _row_sums(numbers: Array, pivot: float) -> tuple[float, float]:
     apart = _scratch.get("apart", "float32", numbers.size)
     np.subtract(numbers, np.float32(pivot), out=apart)
     rows = apart.reshape(-1, _ROW)
-    total = rows.sum(axis=1).sum(dtype=np.float64)
-    squares = np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64)
+    total = np.vecdot(rows, _ONES).sum(dtype=np.float64)
+    squares = np.vecdot(rows, rows).sum(dtype=np.float64)
     return float(total), float(squares)
 
 
