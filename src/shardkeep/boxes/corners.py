@@ -11,7 +11,8 @@ at or before it in every dim, and its value is the error there.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -64,7 +65,7 @@ def marks_cancel(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
     """Whether nothing is left over, told in less than half the time; False where it is not told.
 
     Marks cancel when the points of +1 and those of -1 are the same. Each point is one number. One
-    dim's coordinates are in memory at a time.
+    dim's starts or stops are in memory at a time.
     """
     # A dim that no box splits adds nothing, but one of size 0 is what makes all marks cancel.
     split = [dim for dim, side in enumerate(shape) if not side or _is_split(dim, side, boxes)]
@@ -75,14 +76,17 @@ def marks_cancel(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
         return False
     # Numbers that fit are half as large, and sorted sooner.
     kind = np.int32 if span < 2**31 else np.int64
-    points = np.zeros((2, 2 ** (len(split) - 1), len(boxes) + 1), kind)
+    count = len(boxes)
+    points = np.zeros((2, 2 ** (len(split) - 1), count + 1), kind)
+    rows = _rows_by_corner(points, len(split))
     for place, dim in enumerate(split):
+        side = shape[dim]
         # First: what lies outside the shape need not fit into these numbers.
-        if max((box.stop[dim] for box in boxes), default=0) > shape[dim]:
+        if max((box.stop[dim] for box in boxes), default=0) > side:
             return False
-        starts = np.fromiter((box.start[dim] for box in boxes), kind, len(boxes))
-        stops = np.fromiter((box.stop[dim] for box in boxes), kind, len(boxes))
-        _add_dim(points, place, len(split), shape[dim], starts, stops)
+        points *= side + 1
+        _add(rows[place, 0], np.fromiter((box.start[dim] for box in boxes), kind, count), 0)
+        _add(rows[place, 1], np.fromiter((box.stop[dim] for box in boxes), kind, count), side)
     # The last ones are of the whole shape: what is taken off stands on the other side.
     points[:, :, -1] = points[::-1, :, -1].copy()
     plus, minus = points.reshape(2, -1)
@@ -95,21 +99,25 @@ def _is_split(dim: int, side: int, boxes: Sequence[Box]) -> bool:
     return any(box.start[dim] or box.stop[dim] != side for box in boxes)
 
 
-def _add_dim(
-    points: NDArray[Any],
-    place: int,
-    ndim: int,
-    side: int,
-    starts: NDArray[Any],
-    stops: NDArray[Any],
-) -> None:
-    """Take one more dim into the numbers: those of +1 are the first row, those of -1 the second."""
-    rows = [iter(points[0]), iter(points[1])]
+def _rows_by_corner(points: _Numbers, ndim: int) -> Mapping[tuple[int, int], Sequence[_Numbers]]:
+    """By dim, the rows of corners at the boxes' starts (0) and stops (1) there.
+
+    Those of +1 are in the first half of `points`, those of -1 in the second.
+    """
+    found: defaultdict[tuple[int, int], list[_Numbers]] = defaultdict(list)
+    halves = [iter(points[0]), iter(points[1])]
     for corner in product((0, 1), repeat=ndim):
-        row = next(rows[sum(corner) % 2])
-        row *= side + 1
-        row[:-1] += stops if corner[place] else starts
-        row[-1] += side * corner[place]
+        row = next(halves[sum(corner) % 2])
+        for at in enumerate(corner):
+            found[at].append(row)
+    return found
+
+
+def _add(rows: Sequence[_Numbers], coordinates: _Numbers, whole: int) -> None:
+    """Take one more dim into the numbers of all boxes, and of the whole shape."""
+    for row in rows:
+        row[:-1] += coordinates
+        row[-1] += whole
 
 
 def _residue(shape: Ints, starts: Ints, stops: Ints) -> _Marks:
