@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -109,6 +110,58 @@ def test_a_pipe_gets_neither_colours_nor_folded_names(checkpoints):
     assert "\x1b" not in done.stdout
     assert "model.layers.3.self_attention.output_projection.weight  F32  " in done.stdout
     assert not re.search(r" $", done.stdout, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory) -> tuple[Path, Path]:
+    """So large that processes share the work; of the second, all is changed and some not finite."""
+    root = tmp_path_factory.mktemp("large")
+    generator = torch.Generator().manual_seed(0)
+    state = {f"layer{n}": torch.randn(1024, 2048, generator=generator) for n in range(9)}
+    sk.save(state, root / "a", durable=False)
+    for number, tensor in enumerate(state.values()):
+        tensor.add_(1e-3)[number, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    sk.save(state, root / "b", durable=False)
+    return root / "a", root / "b"
+
+
+_SAYS_WHO_WORKS = """
+import sys
+from shardkeep.cli.entry import main
+from shardkeep.view import pieces
+forked = pieces.run_forked
+pieces.run_forked = lambda *a, **k: print("forked", file=sys.stderr) or forked(*a, **k)
+main()
+"""
+
+
+def apart(*words: object) -> tuple[int, str, str]:
+    """As `run`, in a process that has neither torch nor threads."""
+    done = subprocess.run(
+        [sys.executable, "-c", _SAYS_WHO_WORKS, *map(str, words)], capture_output=True, text=True
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("command", ["show --stats --json", "diff --json"])
+def test_processes_find_what_threads_find(capsys, large, command):
+    name, *options = command.split()
+    words = [name, *large[: 1 + (name == "diff")], *options]
+    code, out, err = apart(*words)
+    assert err == "forked\n"
+    assert (code, out) == run(capsys, *words)[:2]
+
+
+def test_damage_that_a_worker_meets_is_told_as_ever(capsys, large, tmp_path):
+    copied = shutil.copytree(large[0], tmp_path / "damaged")
+    file = max(copied.glob("*.safetensors"), key=lambda one: one.stat().st_size)
+    with file.open("r+b") as opened:
+        opened.seek(file.stat().st_size // 2)
+        opened.write(b"damaged")
+    code, out, err = apart("show", copied, "--stats")
+    assert err == f"forked\n{run(capsys, 'show', copied, '--stats')[2]}"
+    assert "are not what was written" in err
+    assert (code, out) == (2, "")
 
 
 def test_a_reader_that_has_seen_enough_ends_it_quietly(training):

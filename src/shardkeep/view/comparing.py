@@ -37,7 +37,9 @@ def _own_stats(opened: Opened, keys: Sequence[str], team: Team) -> StatsByKey:
     acts = [partial(_batch_stats, reader, batch) for batch in mine]
     nbytes = sum(batch.nbytes for batch in mine)
     found: StatsByKey = {}
-    for part in run_all(acts, nbytes, "reading", show=team.shows, threads=team.threads):
+    for part in run_all(
+        acts, nbytes, "reading", show=team.shows, threads=team.threads, kind=list[tuple[str, Stats]]
+    ):
         for key, stats in part:
             found.setdefault(key, Stats()).join(stats)
     return found
@@ -134,7 +136,9 @@ def _own_changes(a: Opened, b: Opened, keys: Sequence[str], team: Team) -> Chang
     acts = [partial(_batch_changes, readers, b, batch) for batch in mine]
     nbytes = sum(2 * batch.nbytes for batch in mine)
     found: Changes = {}
-    for part in run_all(acts, nbytes, "comparing", show=team.shows, threads=team.threads):
+    for part in run_all(
+        acts, nbytes, "comparing", show=team.shows, threads=team.threads, kind=list[Change]
+    ):
         for change in part:
             found.setdefault(change.key, Change(change.key)).join(change)
     return found

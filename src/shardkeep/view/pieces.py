@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -22,8 +22,11 @@ from shardkeep.transfer.load import BIT_DTYPES, Want, fill
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.read import Array
+from shardkeep.view.workers import Act, can_fork, run_forked
 
 BATCH_NBYTES = 8 * 2**20
+# Less is done sooner than processes are started.
+_MIN_FORKED_NBYTES = 64 * 2**20
 _ALIGNMENT = 64
 
 T = TypeVar("T")
@@ -103,15 +106,31 @@ class _StoppingMeter(Meter):
 
 
 def run_all(
-    acts: Sequence[Callable[[Meter], T]], nbytes: int, what: str, *, show: bool, threads: int = 0
+    acts: Sequence[Act[T]],
+    nbytes: int,
+    what: str,
+    *,
+    show: bool,
+    threads: int = 0,
+    kind: type[T] | None = None,
 ) -> list[T]:
-    """What each act gives, in order; each reports its bytes as they are done. All cores work."""
+    """What each act gives, in order; each reports its bytes as they are done. All cores work.
+
+    Acts that compute say of which `kind` it is: if they are long, processes share them.
+    """
     meter = _StoppingMeter(what, None, show=show)
+    threads = threads or core_count()
     with meter:
         meter.expect(nbytes)
-        pool = ThreadPoolExecutor(threads or core_count(), "shardkeep-view")
+        found: dict[int, T] = {}
+        if kind is not None and threads > 1 and nbytes >= _MIN_FORKED_NBYTES and can_fork():
+            found |= run_forked(acts, kind, workers=threads, done=meter.add)
+        pool = ThreadPoolExecutor(threads, "shardkeep-view")
         try:
-            return [one.result() for one in [pool.submit(act, meter) for act in acts]]
+            left = [number for number in range(len(acts)) if number not in found]
+            waiting = [(number, pool.submit(acts[number], meter)) for number in left]
+            found |= {number: one.result() for number, one in waiting}
+            return [found[number] for number in range(len(acts))]
         finally:
             # Else Ctrl-C would wait for all that has not begun yet, or is under way.
             meter.stopped = True
