@@ -1,8 +1,5 @@
 """Where does host memory come from: plain, page-locked, shared between processes, or both?"""
 
-import ctypes
-import mmap
-import sys
 import threading
 import weakref
 from dataclasses import dataclass, field
@@ -11,10 +8,9 @@ from typing import Any, cast
 import torch
 
 from shardkeep.errors import UnsupportedError
+from shardkeep.state.huge_pages import want_huge_pages
 
 _CUDA_HOST_REGISTER_PORTABLE = 1
-_HUGE_PAGE_NBYTES = 2**21
-_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +38,13 @@ class HostMemory:
         if not self.share_memory:
             buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.pin_memory)
             if not self.pin_memory:
-                _want_huge_pages(buffer)
+                want_huge_pages(buffer)
             return buffer
         buffer = torch.empty(nbytes, dtype=torch.uint8)
         buffer.share_memory_()
         if self.pin_memory:
             _page_lock(buffer)
         return buffer
-
-
-def _want_huge_pages(buffer: torch.Tensor) -> None:
-    """Fresh memory comes in pages; with 512 times fewer, the first copy into it is much faster."""
-    start = -(-buffer.data_ptr() // _HUGE_PAGE_NBYTES) * _HUGE_PAGE_NBYTES
-    stop = (buffer.data_ptr() + buffer.nbytes) // _HUGE_PAGE_NBYTES * _HUGE_PAGE_NBYTES
-    if stop > start and sys.platform == "linux":
-        # Advice: where it is not taken, pages are small.
-        _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_HUGEPAGE)
 
 
 def _page_lock(buffer: torch.Tensor) -> None:
