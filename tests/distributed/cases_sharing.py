@@ -13,6 +13,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import shardkeep as sk
 from shardkeep.plan.sharing import Reach
+from shardkeep.ranks import neighbours
 from shardkeep.state.diff import diff_state_dict
 from shardkeep.storage import LocalStorage
 from shardkeep.transfer import filling, pump, shared_fill, wire
@@ -82,6 +83,25 @@ def load_beside_groups_of_few(rank: int, world: int, *, path: str) -> list[int]:
     dist.new_group([0, 1])  # called by all, but only the two have it
     with patch.dict(wire._wires, clear=True):
         return load(rank, world, path=path, way="ddp", share="job")
+
+
+def load_from_neighbours(rank: int, world: int, *, path: str, can_read: bool) -> int:
+    """How often a rank read the memory of another one."""
+    fetched: list[int] = []
+
+    class Counting(neighbours.Fetch):
+        def wait(self) -> None:
+            super().wait()
+            fetched.append(self._wire.nbytes)
+
+    readable = neighbours._readable if can_read else lambda *place: 0
+    with (
+        patch.dict(wire._wires, clear=True),
+        patch.object(neighbours, "_readable", readable),
+        patch.object(neighbours, "Fetch", Counting),
+    ):
+        load(rank, world, path=path, way="ddp", share="job")
+    return len(fetched)
 
 
 def load_from_two_hosts(rank: int, world: int, *, path: str) -> list[int]:

@@ -35,6 +35,12 @@ def test_all_ranks_together_fetch_what_is_stored(pool4, saved, way):
         assert max(read for _, read, _ in found) < 0.5 * stored
 
 
+def test_ranks_of_one_host_read_each_others_memory_where_they_may(pool4, saved):
+    path, _ = saved["ddp"]
+    assert all(pool4.run(cases.load_from_neighbours, path=path, can_read=True))
+    assert not any(pool4.run(cases.load_from_neighbours, path=path, can_read=False))
+
+
 @pytest.mark.parametrize("share", ["auto", "job", "host"])
 def test_what_each_rank_wants_for_itself_passes_through_no_other(pool4, saved, share):
     path, stored = saved["sharded"]

@@ -18,7 +18,7 @@ from shardkeep.errors import RankFailedError
 from shardkeep.plan import Move, RankMoves
 from shardkeep.ranks.group import RankGroup, Work
 from shardkeep.ranks.lanes import Lane, Lanes, Shipment, lanes_of
-from shardkeep.ranks.neighbours import Fetch, Line, Neighbours, Offer, neighbours_of
+from shardkeep.ranks.neighbours import Line, Neighbours, is_worth_reading, neighbours_of
 from shardkeep.ranks.pieces import Piece
 
 _TAG = 0x5ED
@@ -27,8 +27,6 @@ _ROUNDS_IN_FLIGHT = 16
 # Of these, so many may need buffers on both sides of every pair.
 _ROUNDS_IN_BUFFERS = 2
 _MIN_MESSAGE_NBYTES = 256 * 1024
-# From so many bytes on, a neighbour's memory is read instead of a message sent.
-_READ_NBYTES = 256 * 1024
 DEFAULT_BUFFER_NBYTES = 64 * 1024 * 1024
 
 
@@ -89,7 +87,7 @@ def _with_large(lanes: Lanes) -> list[int]:
     return [
         peer
         for peer, lane in lanes.items()
-        if any(sum(lane.sizes_of(message)) >= _READ_NBYTES for message in lane.messages)
+        if any(is_worth_reading(sum(lane.sizes_of(message))) for message in lane.messages)
     ]
 
 
@@ -212,13 +210,8 @@ def _start(group: RankGroup, parcels: list[_Parcel], number: int, near: Neighbou
 
 
 def _post(line: Line, parcel: _Parcel, near: Neighbours) -> Work:
-    if parcel.wire.nbytes >= _READ_NBYTES:
-        if parcel.arrives and near.pids[parcel.peer]:
-            return Fetch(line, near.pids[parcel.peer], parcel.wire)
-        if not parcel.arrives and near.readers[parcel.peer]:
-            return Offer(line, parcel.wire)
-    move = line.recv if parcel.arrives else line.send
-    return move(parcel.wire)
+    move = line.fetch if parcel.arrives else line.offer
+    return move(parcel.wire, parcel.peer, near)
 
 
 def _finish(round_: _Round, what: str, rooms: _Rooms) -> None:

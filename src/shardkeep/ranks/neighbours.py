@@ -11,7 +11,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,6 +20,10 @@ from shardkeep.ranks.process_memory import read_memory
 
 _HELLO_TAG = 0x5ED - 2
 _REPLY_TAG = 0x5ED - 1
+# From so many bytes on, a neighbour's memory is read instead of a message sent.
+_READ_NBYTES = 256 * 1024
+REPLY = 0x10000
+"""What is added to the tag of an offer by whoever has taken it."""
 
 
 class Neighbours:
@@ -82,6 +86,23 @@ class Line:
     def recv(self, wire: torch.Tensor) -> Work:
         return self.messenger.recv([wire], self.index, self.tag)
 
+    def offer(self, wire: torch.Tensor, peer: int, near: Neighbours) -> Work:
+        """Send bytes, or have a neighbour read them where that is faster."""
+        if wire.nbytes >= _READ_NBYTES and near.readers[peer]:
+            return Offer(self, wire)
+        return self.send(wire)
+
+    def fetch(self, wire: torch.Tensor, peer: int, near: Neighbours) -> Work:
+        """Receive what a peer offers."""
+        if wire.nbytes >= _READ_NBYTES and near.pids[peer]:
+            return Fetch(self, near.pids[peer], wire)
+        return self.recv(wire)
+
+
+def is_worth_reading(nbytes: int) -> bool:
+    """Whether a neighbour's memory is read for so many bytes, so that the two must have met."""
+    return nbytes >= _READ_NBYTES
+
 
 class Offer:
     """Memory that a neighbour reads: done when it has."""
@@ -89,7 +110,8 @@ class Offer:
     def __init__(self, line: Line, wire: torch.Tensor) -> None:
         self._place = torch.tensor([wire.data_ptr()])
         self._taken = torch.zeros(1, dtype=torch.int64)
-        self._works = line.send(self._place), line.recv(self._taken)
+        reply = replace(line, tag=line.tag + REPLY)
+        self._works = line.send(self._place), reply.recv(self._taken)
         self._wire = wire
 
     def wait(self) -> None:
@@ -112,7 +134,8 @@ class Fetch:
         wire = self._wire
         if not read_memory(self._pid, int(self._place.item()), wire.data_ptr(), wire.nbytes):
             raise RuntimeError("its memory can be read no more")
-        self._line.send(torch.ones(1, dtype=torch.int64)).wait()
+        reply = replace(self._line, tag=self._line.tag + REPLY)
+        reply.send(torch.ones(1, dtype=torch.int64)).wait()
 
 
 def _readable(pid: int, address: int, word: int) -> int:

@@ -20,13 +20,15 @@ import torch
 from shardkeep.errors import RankFailedError
 from shardkeep.plan.sharing import SharedRead, Window
 from shardkeep.ranks import RankGroup
-from shardkeep.ranks.group import Messenger, Work
+from shardkeep.ranks.group import Work
+from shardkeep.ranks.neighbours import Line, is_worth_reading, neighbours_of
 from shardkeep.transfer.read import Array
 
 IN_FLIGHT_NBYTES = 64 * 1024 * 1024
 _MAX_READERS = 16
 # Windows that were used here and may still be on their way to others.
 _MAX_SENT = 3
+_offered_for_ever: list[torch.Tensor] = []
 
 
 class WindowActs(Protocol):
@@ -82,6 +84,7 @@ class Pump:
         self._group = group
         self._acts = acts
         self._stop = stop
+        self._near = neighbours_of(group)
         self._free: list[torch.Tensor] = []
         self._nbytes_in_flight = 0
         self.moved = Moved()
@@ -124,21 +127,46 @@ class Pump:
         sent: deque[_Flight] = deque()
         pool = ThreadPoolExecutor(threads, "shardkeep-share")
         try:
+            self._meet(tasks)
             for task in tasks:
                 while self._is_full(task.window.nbytes) and (sent or flights):
                     self._go_on(flights, sent, tag)
                 flights.append(self._start(task, pool, tag))
             while sent or flights:
                 self._go_on(flights, sent, tag)
+        except BaseException:
+            # A neighbour may be about to read it, and must not find anything else there.
+            _offered_for_ever.extend(flight.room for flight in (*flights, *sent))
+            raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+    def _meet(self, tasks: Sequence[SharedRead]) -> None:
+        """Find out which of those with whom windows are shared can read the other's memory."""
+        me, to, of = self._group.me, set[int](), set[int]()
+        for window, reader, takers in tasks:
+            if not is_worth_reading(window.nbytes):
+                continue
+            if reader == me:
+                to.update(takers)
+            else:
+                of.add(reader)
+        try:
+            self._near.meet(self._group, sorted(to - {me}), sorted(of))
+        except RuntimeError as error:
+            peers = sorted(to | of)
+            raise RankFailedError(
+                dict.fromkeys(peers, f"no word came through ({error})"), "load (share)"
+            ) from error
 
     def _go_on(self, flights: deque[_Flight], sent: deque[_Flight], tag: int) -> None:
         """One step: what is on its way to others gets there while the next window comes."""
         if flights and len(sent) < _MAX_SENT:
-            sent.append(self._use(flights.popleft(), tag))
+            self._use(flights[0], tag)
+            sent.append(flights.popleft())
         else:
-            self._finish(sent.popleft())
+            self._finish(sent[0])
+            sent.popleft()
 
     def _require_going(self) -> None:
         if self._stop.is_set():
@@ -163,7 +191,7 @@ class Pump:
             room = torch.empty(nbytes, dtype=torch.uint8)
         return room
 
-    def _use(self, flight: _Flight, tag: int) -> _Flight:
+    def _use(self, flight: _Flight, tag: int) -> None:
         """Pass the window on, and take it."""
         window, reader, takers = flight.shared
         me = self._group.me
@@ -179,7 +207,6 @@ class Pump:
         self._require_going()
         if me in takers:
             self._acts.take(window, flight.memory.numpy())
-        return flight
 
     def _finish(self, flight: _Flight) -> None:
         """Wait until it has been passed on; then its memory is free."""
@@ -191,21 +218,20 @@ class Pump:
 
     def _send(self, memory: torch.Tensor, rank: int, tag: int) -> Work:
         try:
-            return self._messenger.send([memory], self._group.index_of(rank), tag)
+            return self._line(rank, tag).offer(memory, rank, self._near)
         except RuntimeError as error:
             raise _gone(rank, error) from error
 
     def _receive(self, memory: torch.Tensor, rank: int, tag: int) -> Work:
         try:
-            return self._messenger.recv([memory], self._group.index_of(rank), tag)
+            return self._line(rank, tag).fetch(memory, rank, self._near)
         except RuntimeError as error:
             raise _gone(rank, error) from error
 
-    @property
-    def _messenger(self) -> Messenger:
+    def _line(self, rank: int, tag: int) -> Line:
         if self._group.messenger is None:
             raise RuntimeError("a single process has nobody to send to")
-        return self._group.messenger
+        return Line(self._group.messenger, self._group.index_of(rank), tag)
 
 
 def _wait(work: Work, rank: int) -> None:
