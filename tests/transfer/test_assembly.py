@@ -15,9 +15,9 @@ from shardkeep.plan.sharing import windows_of
 from shardkeep.testing.example_counts import examples
 from shardkeep.transfer import filling, write
 from shardkeep.transfer.assembly import Assembly
-from shardkeep.transfer.load import ReadRule, Want, plan_load
+from shardkeep.transfer.load import FilePlan, ReadRule, Want, plan_load
 from shardkeep.transfer.opened import Opened
-from shardkeep.transfer.read import FileReads
+from shardkeep.transfer.shared_fill import jobs_of
 from tests.transfer.test_any_to_any import Moves, assert_comes_back, moves, world_of
 from tests.transfer.worlds import Laid, kept_by, memory, save_in_turn
 
@@ -29,8 +29,10 @@ BLOCK = 16
 def test_windows_fill_all_targets_in_any_order(moves: Moves, dice: Random, reverse: bool) -> None:
     sources = {key: Laid(whole, source) for key, (whole, source, _) in moves.items()}
 
-    def fill(opened: Opened, wants: Sequence[Want], **_options: Any) -> int:
-        return fill_in_any_order(opened, wants, dice)
+    def fill(
+        opened: Opened, wants: Sequence[Want], *, more: Sequence[FilePlan], **_options: Any
+    ) -> int:
+        return fill_in_any_order(opened, wants, more, dice)
 
     with (
         memory() as storage,
@@ -42,10 +44,11 @@ def test_windows_fill_all_targets_in_any_order(moves: Moves, dice: Random, rever
             assert_comes_back(storage, moves, reverse=reverse)
 
 
-def fill_in_any_order(opened: Opened, wants: Sequence[Want], dice: Random) -> int:
+def fill_in_any_order(
+    opened: Opened, wants: Sequence[Want], scattered: Sequence[FilePlan], dice: Random
+) -> int:
     rule = ReadRule(64, dice.choice([0, 32]), in_spans=True)
-    plans = plan_load(opened, wants, threads=1, rule=rule)
-    jobs = {plan.index: FileReads(plan.file, plan.reads, plan.arrays) for plan in plans}
+    jobs = jobs_of(plan_load(opened, wants, threads=1, rule=rule), scattered)
     assembly = Assembly(jobs)
     stripe = BLOCK * dice.randrange(1, 9)
     windows = [

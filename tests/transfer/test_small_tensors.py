@@ -13,6 +13,7 @@ from shardkeep.errors import CorruptError, LayoutError
 from shardkeep.layouts import Layout
 from shardkeep.plan import Entry
 from shardkeep.plan.assign import plan_divisions
+from shardkeep.transfer.load import ReadRule, fill
 from shardkeep.transfer.opened import open_committed
 from shardkeep.transfer.outgoing import plan_outgoing
 from shardkeep.transfer.planning import tensors_to_write
@@ -125,11 +126,12 @@ def test_only_memory_of_the_right_size_is_filled_by_its_address():
         record, room = opened.manifest.tensor("a"), torch.zeros(4)
         whole, half = Box((0,), (4,)), Box((0,), (2,))
 
-        assert not scatter.add(record, whole, room.data_ptr(), 8)
-        assert not scatter.add(record, half, room.data_ptr(), 8)
-        assert scatter.add(record, whole, room.data_ptr(), 16)
+        assert not scatter.add(record, whole, room[:2], room.data_ptr())
+        assert not scatter.add(record, half, room[:2], room.data_ptr())
+        assert scatter.add(record, whole, room, room.data_ptr())
+        plans = scatter.plans(ReadRule(), threads=1)
         meter = Meter("loading", None, show=False)
-        assert scatter.fill(threads=1, verify=True, meter=meter) == 40
+        assert fill(opened, [], threads=1, verify=True, meter=meter, more=plans) == 40
         assert room.tolist() == [1.0] * 4
 
 

@@ -9,10 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from shardkeep.boxes import Box, ByteRanges, byte_ranges
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
 
 # A run of at least this many bytes is worth a read of its own, straight into its destination.
 DIRECT_NBYTES = 512 * 1024
@@ -84,7 +91,27 @@ class SpanRead:
     parts: tuple[Part, ...]
 
 
-Read = DirectRead | WindowRead | SpanRead
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Many small runs of a file's bytes that go to memory as they are: columns, by place."""
+
+    starts: Ints
+    stops: Ints
+    addresses: Ints
+    memory: object
+    """What keeps it there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterRead:
+    """Bytes of a file, whole blocks, of which runs go to memory; those of other reads, too."""
+
+    start: int
+    stop: int
+    runs: Runs
+
+
+Read = DirectRead | WindowRead | SpanRead | ScatterRead
 
 
 class _Want(msgspec.Struct, frozen=True, gc=False):

@@ -15,8 +15,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from shardkeep.plan.reads import Part, Read, SpanRead, WindowRead
+from shardkeep.plan.reads import Part, Read, ScatterRead, SpanRead, WindowRead
 from shardkeep.plan.sharing import Window
+from shardkeep.transfer.moving import copy_runs
 from shardkeep.transfer.read import Array, FileReads, block_span, copy_out
 
 
@@ -45,7 +46,7 @@ class _File:
 class Assembly:
     """Fills the targets of reads, which are by the file's index and in the order of the file.
 
-    The reads are spans and windows; threads may bring their bytes at the same time.
+    The reads are spans, windows and scatters; threads may bring their bytes at the same time.
     """
 
     def __init__(self, jobs: dict[int, FileReads]) -> None:
@@ -75,7 +76,7 @@ class Assembly:
                     return None
                 found.append(_place(file, part).data)
                 at = part.stop
-            if isinstance(read, WindowRead):
+            if isinstance(read, WindowRead | ScatterRead):
                 return None
         return found if at == window.stop else None
 
@@ -91,6 +92,9 @@ class Assembly:
                     ]
             elif isinstance(read, WindowRead):
                 self._fill(file, number, read, window, data)
+            elif isinstance(read, ScatterRead):
+                start, stop = max(read.start, window.start), min(read.stop, window.stop)
+                copy_runs(read.runs, data[start - window.start : stop - window.start], start)
 
     def _fill(
         self, file: _File, number: int, read: WindowRead, window: Window, data: Array

@@ -17,15 +17,17 @@ from shardkeep.state.dtypes import TORCH_DTYPES
 from shardkeep.state.restoring import Slot
 from shardkeep.storage.rooms import empty_room
 from shardkeep.transfer.collecting import gc_paused
-from shardkeep.transfer.load import BIT_DTYPES, Want, fill
+from shardkeep.transfer.load import BIT_DTYPES, FilePlan, ReadRule, Want, fill
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.scatter import Scatter
 from shardkeep.transfer.share import Sharing
-from shardkeep.transfer.shared_fill import fill_together
+from shardkeep.transfer.shared_fill import SHARED, fill_together
 
 # Tensors that are not read in place pass through host memory, so many bytes at a time.
 _STAGED_NBYTES = 256 * 1024 * 1024
+# What a tensor takes by itself, so many times, is what one more request may take.
+_MIN_SCATTERED_AFAR = 32
 
 _TORCH_BITS = {
     1: torch.uint8,
@@ -48,19 +50,25 @@ def fill_slots(
 ) -> int:
     """Fill all slots; the number of bytes read. With `sharing`, on all ranks together."""
     options: dict[str, Any] = {"threads": threads, "verify": verify, "meter": meter}
+    rule = ReadRule.of(opened.storage) if sharing is None else SHARED
     with gc_paused():
-        scatter = Scatter.of(opened) if sharing is None else None
-        in_place, staged_slots, scattered = _parted(slots, scatter)
+        scatter = Scatter.of(opened)
+        # Ranks that share join what lies side by side; else it is a request more.
+        least = _MIN_SCATTERED_AFAR if rule.in_spans and sharing is None else 1
+        in_place, staged_slots, is_scattered = _parted(slots, scatter, least)
         wants = [Want(slot.record, slot.box, _bits(slot.memory)) for slot in in_place]
+        plans = scatter.plans(rule, threads=threads) if scatter and is_scattered else []
     batches = list(_batches(staged_slots))
 
-    def fill_some(wants: Sequence[Want], *, batches_left: int) -> int:
+    def fill_some(
+        wants: Sequence[Want], scattered: Sequence[FilePlan] = (), *, batches_left: int
+    ) -> int:
         if sharing is None:
-            return fill(opened, wants, **options)
-        return fill_together(opened, wants, sharing, more=batches_left > 0, **options)
+            return fill(opened, wants, more=scattered, **options)
+        again = batches_left > 0
+        return fill_together(opened, wants, sharing, scattered=scattered, again=again, **options)
 
-    total = scatter.fill(**options) if scatter is not None and scattered else 0
-    total += fill_some(wants, batches_left=len(batches))
+    total = fill_some(wants, plans, batches_left=len(batches))
     for number, batch in enumerate(batches, start=1):
         staged = [(slot, Want(slot.record, slot.box, _fresh(slot))) for slot in batch]
         total += fill_some([w for _, w in staged], batches_left=len(batches) - number)
@@ -72,12 +80,15 @@ def fill_slots(
 
 
 def _parted(
-    slots: Sequence[Slot], scatter: Scatter | None
-) -> tuple[list[Slot], list[Slot], list[Slot]]:
-    """Those whose memory can be read into, those where it cannot, and those that are scattered."""
+    slots: Sequence[Slot], scatter: Scatter | None, least: int
+) -> tuple[list[Slot], list[Slot], bool]:
+    """Those whose memory can be read into, those where it cannot; whether others are scattered.
+
+    They are, if there are at least so many of them for each of the first.
+    """
     in_place: list[Slot] = []
     staged: list[Slot] = []
-    scattered: list[Slot] = []
+    scattered = 0
     for slot in slots:
         record, memory = slot.record, slot.memory
         if not _is_in_place(memory, record):
@@ -85,15 +96,15 @@ def _parted(
         elif (
             scatter is not None
             and memory.is_contiguous()
-            and scatter.add(record, slot.box, memory.data_ptr(), memory.nbytes)
+            and scatter.add(record, slot.box, memory, memory.data_ptr())
         ):
-            scattered.append(slot)
+            scattered += 1
         else:
             in_place.append(slot)
-    if len(scattered) < len(in_place):
+    if scattered < least * len(in_place):
         # Reading those along with the others, in the same windows, takes fewer reads.
-        return [slot for slot in slots if _is_in_place(slot.memory, slot.record)], staged, []
-    return in_place, staged, scattered
+        return [slot for slot in slots if _is_in_place(slot.memory, slot.record)], staged, False
+    return in_place, staged, scattered > 0
 
 
 def _is_in_place(memory: torch.Tensor, record: TensorRecord) -> bool:

@@ -229,10 +229,11 @@ def fill(
     threads: int,
     verify: bool,
     meter: Meter,
+    more: Sequence[FilePlan] = (),
 ) -> int:
-    """Fill the arrays of all wants; the number of bytes read."""
+    """Fill the arrays of all wants, and what else was planned; the number of bytes read."""
     with gc_paused():
-        plans = plan_load(opened, wants, threads=threads)
+        plans = [*plan_load(opened, wants, threads=threads), *more]
     jobs = [FileReads(plan.file, plan.reads, plan.arrays) for plan in plans]
     meter.expect(sum(plan.nbytes for plan in plans))
     reader = Reader(opened.storage, threads=threads, verify=verify, meter=meter)

@@ -10,6 +10,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
+
+from shardkeep.plan.reads import Runs
+
 # A copy of more lets other threads run meanwhile; for less, that costs more than the copy itself.
 _HELD_NBYTES = 64 * 1024
 
@@ -17,6 +21,19 @@ _move_freely = ctypes.memmove
 _move = ctypes.PYFUNCTYPE(None, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t)(
     cast("Any", ctypes)._memmove_addr
 )
+
+
+def copy_runs(runs: Runs, data: np.ndarray[Any, np.dtype[Any]], at: int) -> None:
+    """Copy what runs want of `data`, which is a file's bytes from `at` on; of some, only a part."""
+    stop = at + data.nbytes
+    first = int(np.searchsorted(runs.stops, at, "right"))
+    last = int(np.searchsorted(runs.starts, stop, "left"))
+    starts = runs.starts[first:last]
+    begins = np.maximum(starts, at)
+    sizes = np.minimum(runs.stops[first:last], stop) - begins
+    targets = runs.addresses[first:last] + (begins - starts)
+    sources = begins + (data.ctypes.data - at)
+    copy_bytes(targets.tolist(), sources.tolist(), sizes.tolist())
 
 
 def copy_bytes(targets: Sequence[int], sources: Sequence[int], sizes: Sequence[int]) -> None:

@@ -94,11 +94,6 @@ class Headers:
         """Where in a file a box of each of many tensors alike starts; as `chunk`."""
         return self[index].starts(records, box, where=self.name(index))
 
-    @property
-    def is_distant(self) -> bool:
-        """Whether each read of the storage has its price."""
-        return isinstance(self._storage, CanFetch)
-
     def name(self, index: int) -> str:
         """The name of a file."""
         name = self._names.get(index)

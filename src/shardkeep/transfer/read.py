@@ -18,9 +18,10 @@ import xxhash
 
 from shardkeep.errors import CorruptError
 from shardkeep.manifest import Digests
-from shardkeep.plan.reads import Copy, Read, SpanRead, WindowRead
+from shardkeep.plan.reads import Copy, Read, ScatterRead, SpanRead, WindowRead
 from shardkeep.storage.protocols import CanFetch, CanKeepOpen, ReadAt
 from shardkeep.storage.rooms import empty_room
+from shardkeep.transfer.moving import copy_runs
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.runs import Act, Array, Run, acts_of
 
@@ -134,6 +135,9 @@ class Reader:
                 nbytes = self._window(job, act)
             case SpanRead():
                 nbytes = self._span(job, act)
+            case ScatterRead():
+                copy_runs(act.runs, self.read_scratch(job.file, act.start, act.stop), act.start)
+                nbytes = act.stop - act.start
         self._meter.add(nbytes)
         return nbytes
 

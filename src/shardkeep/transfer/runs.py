@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shardkeep.plan.reads import DirectRead, Read, SpanRead, WindowRead
+from shardkeep.plan.reads import DirectRead, Read, ScatterRead, SpanRead, WindowRead
 
 # What one thread reads at a time: enough to go on by itself, little enough to share the work.
 _SHARE_NBYTES = 32 * 1024 * 1024
@@ -51,7 +51,7 @@ class Run:
         return found
 
 
-Act = Run | WindowRead | SpanRead
+Act = Run | WindowRead | SpanRead | ScatterRead
 
 
 def acts_of(reads: Sequence[Read], targets: Sequence[Array], file: Blocks) -> Iterator[Act]:

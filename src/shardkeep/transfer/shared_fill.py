@@ -11,7 +11,7 @@ from shardkeep.plan.sharing import Window, windows_of
 from shardkeep.storage.protocols import CanFetch
 from shardkeep.transfer.assembly import Assembly
 from shardkeep.transfer.collecting import gc_paused
-from shardkeep.transfer.load import ReadRule, Want, plan_load
+from shardkeep.transfer.load import FilePlan, ReadRule, Want, plan_load
 from shardkeep.transfer.open_manifest import Headers
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
@@ -19,6 +19,8 @@ from shardkeep.transfer.read import Array, FileReads, Reader, in_flight
 from shardkeep.transfer.share import Sharing
 
 STRIPE_NBYTES = 8 * 1024 * 1024
+# The same rule on all ranks: what requests cost was measured by each for itself.
+SHARED = ReadRule(in_spans=True)
 
 
 def fetch_headers(opened: Opened, indices: Iterable[int], sharing: Sharing, *, threads: int) -> int:
@@ -65,17 +67,17 @@ def fill_together(
     threads: int,
     verify: bool,
     meter: Meter,
-    more: bool,
+    scattered: Sequence[FilePlan],
+    again: bool,
 ) -> int:
-    """Fill the arrays of all wants; the number of bytes that this rank read. SPMD.
+    """Fill the arrays of all wants, and scatter; the number of bytes that this rank read. SPMD.
 
-    What it alone wants goes straight to where it belongs. `more` if this rank does so again: those
+    What it alone wants goes straight to where it belongs. `again` if this rank does so again: those
     who do not take part in it.
     """
     with gc_paused():
-        # By the same rule on all ranks: what requests cost was measured by each for itself.
-        plans = plan_load(opened, wants, threads=threads, rule=ReadRule(in_spans=True))
-    jobs = {plan.index: FileReads(plan.file, plan.reads, plan.arrays) for plan in plans}
+        plans = plan_load(opened, wants, threads=threads, rule=SHARED)
+    jobs = jobs_of(plans, scattered)
     assembly = Assembly(jobs)
     windows = [
         window
@@ -91,7 +93,17 @@ def fill_together(
     reader = Reader(opened.storage, threads=threads, verify=verify, meter=meter)
     acts = _DataActs(opened, assembly, reader, meter)
     threads = max(threads, in_flight(opened.storage))
-    return sharing.exchange(windows, acts, threads=threads, more=more).nbytes_read
+    return sharing.exchange(windows, acts, threads=threads, more=again).nbytes_read
+
+
+def jobs_of(plans: Sequence[FilePlan], scattered: Sequence[FilePlan]) -> dict[int, FileReads]:
+    """All reads of each file, in its order. Those that scatter know their targets themselves."""
+    jobs = {plan.index: FileReads(plan.file, plan.reads, plan.arrays) for plan in plans}
+    for plan in scattered:
+        known = jobs.get(plan.index, FileReads(plan.file, (), ()))
+        reads = sorted([*known.reads, *plan.reads], key=lambda read: read.start)
+        jobs[plan.index] = FileReads(plan.file, reads, known.targets)
+    return jobs
 
 
 class _DataActs:
