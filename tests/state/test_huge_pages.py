@@ -1,75 +1,82 @@
-"""Huge pages are asked for where they are at hand, and nowhere else."""
+"""Memory comes in huge pages for as long as that is fast."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import mmap
+from itertools import count
+from typing import Any
 
 import pytest
 import torch
 
 from shardkeep.state import huge_pages
-from shardkeep.state.huge_pages import HUGE_PAGE_NBYTES, free_huge_nbytes, want_huge_pages
+from shardkeep.state.copies import Copies
+from shardkeep.state.huge_pages import Pace, want_huge_pages
 
-# Counts of free pieces of 4 KiB, 8 KiB, ..., 2 MiB and 4 MiB.
-FREE = "Node 0, zone   Normal   7 7 7 7 7 7 7 7 7 {} {}\n"
+MIB = 2**20
+
+
+class Libc:
+    """Keeps what is asked of it: where, how many bytes, and what."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int, int]] = []
+
+    def madvise(self, start: Any, nbytes: Any, advice: int) -> None:
+        self.asked.append((start.value, nbytes.value, advice))
 
 
 @pytest.fixture
-def free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Say what is free, and what is asked for."""
-    asked: list[int] = []
-
-    class Libc:
-        def madvise(self, start, nbytes, advice):
-            asked.append(nbytes.value)
-
-    def say(two: int, four: int) -> list[int]:
-        (tmp_path / "free").write_text(FREE.format(two, four))
-        monkeypatch.setattr(huge_pages, "_at_hand", huge_pages._AtHand())
-        return asked
-
-    monkeypatch.setattr(huge_pages, "_libc", Libc())
-    monkeypatch.setattr(huge_pages, "_FREE_PIECES", tmp_path / "free")
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    return say
+def libc(monkeypatch: pytest.MonkeyPatch) -> Libc:
+    fake = Libc()
+    monkeypatch.setattr(huge_pages, "_libc", fake)
+    return fake
 
 
-def memory(pages: int) -> torch.Tensor:
-    """Memory that has so many huge pages in it, wherever it begins."""
-    room = torch.empty((pages + 1) * HUGE_PAGE_NBYTES, dtype=torch.uint8)
-    start = -room.data_ptr() % HUGE_PAGE_NBYTES
-    return room[start : start + pages * HUGE_PAGE_NBYTES]
+def take_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Every copy takes so long."""
+    times = count(0.0, seconds)
+    monkeypatch.setattr(huge_pages.time, "thread_time", lambda: next(times))
 
 
-def test_only_large_pieces_count() -> None:
-    text = FREE.format(3, 2) + FREE.format(1, 0).replace("Normal", "DMA32")
-    assert free_huge_nbytes(text) == (4 * 2 + 2 * 4) * 2**20
-    assert free_huge_nbytes("") == 0
+def test_whole_huge_pages_are_asked_for(libc: Libc) -> None:
+    room = torch.empty(9 * MIB, dtype=torch.uint8)
+    start = -room.data_ptr() % (2 * MIB)
+    want_huge_pages(room[start + 4096 : start + 7 * MIB])
+    assert libc.asked == [(room.data_ptr() + start + 2 * MIB, 4 * MIB, mmap.MADV_HUGEPAGE)]
+    want_huge_pages(room[start : start + MIB])
+    assert len(libc.asked) == 1
 
 
-def test_half_of_what_is_free_is_taken_and_no_more(free) -> None:
-    asked = free(4, 2)
-    for pages in (3, 2, 1, 1):
-        want_huge_pages(memory(pages))
-    assert asked == [3 * HUGE_PAGE_NBYTES, 1 * HUGE_PAGE_NBYTES]
+def test_after_a_slow_copy_the_rest_takes_small_pages(
+    libc: Libc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pace = Pace()
+    one, other = torch.zeros(4 * MIB), torch.ones(4 * MIB)
+    take_time(monkeypatch, 0.01)
+    pace.copy(one, other)
+    # A small copy says nothing, however long it took.
+    take_time(monkeypatch, 9.0)
+    pace.copy(one[:8], other[:8])
+    assert (pace.is_slow, libc.asked) == (False, [])
+    pace.copy(one, other)
+    assert (pace.is_slow, libc.asked) == (True, [])
+    pace.copy(one[3:-5], other[3:-5] + 1)
+    ((start, nbytes, advice),) = libc.asked
+    assert advice == mmap.MADV_NOHUGEPAGE
+    assert start % mmap.PAGESIZE == 0
+    assert start <= one[3:].data_ptr() < start + mmap.PAGESIZE
+    assert start + nbytes == one[-5:].data_ptr()
+    assert one.tolist()[:4] == [1.0, 1.0, 1.0, 2.0]
 
 
-def test_ranks_of_a_host_share_it(free, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    asked = free(8, 0)
-    want_huge_pages(memory(2))
-    want_huge_pages(memory(1))
-    assert asked == [HUGE_PAGE_NBYTES]
-
-
-def test_where_nothing_is_told_nothing_is_asked_for(free, tmp_path: Path) -> None:
-    asked = free(8, 8)
-    (tmp_path / "free").unlink()
-    want_huge_pages(memory(1))
-    assert asked == []
-
-
-def test_memory_within_one_huge_page_is_left_alone(free) -> None:
-    asked = free(8, 8)
-    want_huge_pages(memory(1)[4096:])
-    assert asked == []
+def test_copies_are_the_same_at_any_pace(libc: Libc, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_time(monkeypatch, 9.0)
+    sources = [torch.arange(3 * MIB), torch.arange(2 * MIB).reshape(-1, 2).t(), torch.ones(5)]
+    targets = [torch.zeros_like(source) for source in sources]
+    copies = Copies(2)
+    for target, source in zip(targets, sources, strict=True):
+        copies.add(target, source)
+    copies.run()
+    assert libc.asked
+    assert all(map(torch.equal, targets, sources))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
+
+from shardkeep.state.huge_pages import Pace
 
 # Below it, starting threads takes longer than they save.
 _WORTH_THREADS_NBYTES = 8 * 2**20
@@ -32,17 +35,17 @@ class Copies:
         pieces = [piece for target, source in self._noted for piece in _cut(target, source)]
         shares = _shares(pieces, self._threads)
         with ThreadPoolExecutor(self._threads, "shardkeep-copy") as pool:
-            list(pool.map(_copy, shares))
+            list(pool.map(partial(_copy, Pace()), shares))
 
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def _copy(pairs: list[Pair]) -> None:
+def _copy(pace: Pace, pairs: list[Pair]) -> None:
     # Whether gradients are recorded is a matter of each thread.
     with torch.no_grad():
         for target, source in pairs:
-            target.copy_(source, non_blocking=True)
+            pace.copy(target, source)
 
 
 def _cut(target: torch.Tensor, source: torch.Tensor) -> list[Pair]:
