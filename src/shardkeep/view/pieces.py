@@ -27,6 +27,8 @@ from shardkeep.view.workers import Act, can_fork, run_forked
 BATCH_NBYTES = 8 * 2**20
 # Less is done sooner than processes are started.
 _MIN_FORKED_NBYTES = 64 * 2**20
+# While one waits for its bytes, the other computes.
+_PER_CORE = 2
 _ALIGNMENT = 64
 
 T = TypeVar("T")
@@ -124,7 +126,7 @@ def run_all(
         meter.expect(nbytes)
         found: dict[int, T] = {}
         if kind is not None and threads > 1 and nbytes >= _MIN_FORKED_NBYTES and can_fork():
-            found |= run_forked(acts, kind, workers=threads, done=meter.add)
+            found |= run_forked(acts, kind, workers=_PER_CORE * threads, done=meter.add)
         pool = ThreadPoolExecutor(threads, "shardkeep-view")
         try:
             left = [number for number in range(len(acts)) if number not in found]
