@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,16 +26,20 @@ import shardkeep as sk
 from examples import train_gpt
 from examples.resume_proof import Kill, prove
 
+_PATIENCE = 20.0
 # What the ranks would import when they come to it is imported once for all.
 PRELOADED = (torch._dynamo, sk.Checkpointer, sk.DataCursor, sk.rng_state)
 
 
 class ForkedJob:
-    """Ranks of the training script; when one dies, the others get SIGTERM, as from a launcher."""
+    """Ranks of the training script; when one dies, the others are ended as torchrun does it.
+
+    By SIGTERM, and after a while by SIGKILL: gloo may wait for a dead rank for half an hour.
+    """
 
     def __init__(self, arguments: Sequence[str], processes: int, log: int) -> None:
         self.returncode: int | None = None
-        self._is_told = False
+        self._patient_until: float | None = None
         self._codes: dict[int, int] = {}
         port = free_port()
         self._pids = {
@@ -49,9 +54,12 @@ class ForkedJob:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 self._codes[rank] = os.waitstatus_to_exitcode(status)
-        if any(self._codes.values()) and not self._is_told:
-            self._is_told = True
-            self.send(signal.SIGTERM)
+        if any(self._codes.values()):
+            if self._patient_until is None:
+                self._patient_until = time.monotonic() + _PATIENCE
+                self.send(signal.SIGTERM)
+            elif time.monotonic() > self._patient_until:
+                self.send(signal.SIGKILL)
         if not self.workers():
             self.returncode = next((code for code in self._codes.values() if code), 0)
         return self.returncode
