@@ -88,13 +88,13 @@ class Line:
 
     def offer(self, wire: torch.Tensor, peer: int, near: Neighbours) -> Work:
         """Send bytes, or have a neighbour read them where that is faster."""
-        if wire.nbytes >= _READ_NBYTES and near.readers[peer]:
+        if is_worth_reading(wire.nbytes) and near.readers[peer]:
             return Offer(self, wire)
         return self.send(wire)
 
     def fetch(self, wire: torch.Tensor, peer: int, near: Neighbours) -> Work:
         """Receive what a peer offers."""
-        if wire.nbytes >= _READ_NBYTES and near.pids[peer]:
+        if is_worth_reading(wire.nbytes) and near.pids[peer]:
             return Fetch(self, near.pids[peer], wire)
         return self.recv(wire)
 
