@@ -5,6 +5,7 @@ import pytest
 from tests.viewer.access import flaws, unreached
 from tests.viewer.browser import missing, opened
 from tests.viewer.contrast import too_faint
+from tests.viewer.cut_text import cut_off
 from tests.viewer.demo_run import BAD
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -27,9 +28,11 @@ def test_every_view_is_readable_named_and_fits_a_phone(browser, url, theme):
             assert page.get_attribute("html", "data-theme") == theme
             assert too_faint(page) == []
             assert flaws(page) == []
+            assert cut_off(page) == []
             page.set_viewport_size({"width": 360, "height": 740})
             # What was drawn for the wide window is drawn anew at the next frame.
             page.wait_for_function("() => document.documentElement.scrollWidth <= innerWidth")
+            assert cut_off(page) == []
             page.set_viewport_size({"width": 1200, "height": 900})
 
 
@@ -56,9 +59,11 @@ def test_a_page_with_flaws_would_be_told(window):
             add('h4', 'too deep');
             add('span', 'for mice only', { tabIndex: 0 }).style.outline = 'none';
             add('a', 'no way here').setAttribute('role', 'button');
+            add('p', 'too long for its place').style = 'width: 40px; overflow: hidden; white-space: nowrap';
         }"""
     )
     assert {text for text, _ in too_faint(page)} == {"hardly to be seen", "shines through"}
+    assert [one for one in cut_off(page) if "too long for its place" in one]
     said = " ".join(flaws(page))
     assert "no name: <button" in said
     assert "id twice: main" in said
