@@ -154,13 +154,15 @@ class Archive:
         at = 0
         while at + 4 <= len(extra):
             kind, length = struct.unpack_from("<HH", extra, at)
-            if kind == 1:
-                words = iter(struct.unpack_from(f"<{length // 8}Q", extra, at + 4))
-                nbytes = next(words, 0) if nbytes == _MANY32 else nbytes
-                packed = next(words, 0) if packed == _MANY32 else packed
-                header = next(words, 0) if header == _MANY32 else header
+            at += 4
+            missing = (nbytes, packed, header).count(_MANY32)
+            if kind == 1 and 8 * missing <= min(length, len(extra) - at):
+                words = iter(struct.unpack_from(f"<{missing}Q", extra, at))
+                nbytes = next(words) if nbytes == _MANY32 else nbytes
+                packed = next(words) if packed == _MANY32 else packed
+                header = next(words) if header == _MANY32 else header
                 return packed, nbytes, header
-            at += 4 + length
+            at += length
         raise self._corrupt("an entry's size is missing")
 
     def place(self, name: str) -> tuple[int, int]:
