@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
@@ -16,7 +17,7 @@ from shardkeep.plan.sharing import Reach
 from shardkeep.ranks import neighbours
 from shardkeep.state.diff import diff_state_dict
 from shardkeep.storage import LocalStorage
-from shardkeep.transfer import filling, pump, shared_fill, wire
+from shardkeep.transfer import columns, filling, pump, shared_fill, wire
 from tests.distributed.parallelisms import assert_state, meet, spoil, state_as, ways
 
 SECONDS = 30.0
@@ -31,14 +32,19 @@ class Counted(LocalStorage):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self.nbytes = 0
+        self._lock = threading.Lock()
 
     def read_into(self, key: str, offset: int, buffers: Sequence[Any]) -> None:
-        self.nbytes += sum(memoryview(one).nbytes for one in buffers)
+        self._count(sum(memoryview(one).nbytes for one in buffers))
         super().read_into(key, offset, buffers)
 
     def read(self, key: str, offset: int, nbytes: int) -> bytes:
-        self.nbytes += nbytes
+        self._count(nbytes)
         return super().read(key, offset, nbytes)
+
+    def _count(self, nbytes: int) -> None:
+        with self._lock:
+            self.nbytes += nbytes
 
 
 def big_state(way: str, scale: float = 1.0) -> dict[str, Any]:
@@ -85,22 +91,25 @@ def load_beside_groups_of_few(rank: int, world: int, *, path: str) -> list[int]:
         return load(rank, world, path=path, way="ddp", share="job")
 
 
-def load_from_neighbours(rank: int, world: int, *, path: str, can_read: bool) -> int:
+def load_from_neighbours(
+    rank: int, world: int, *, path: str, way: str, can_read: bool, min_run_nbytes: int
+) -> int:
     """How often a rank read the memory of another one."""
-    fetched: list[int] = []
+    fetched: list[object] = []
 
     class Counting(neighbours.Fetch):
         def wait(self) -> None:
             super().wait()
-            fetched.append(self._wire.nbytes)
+            fetched.append(self)
 
     readable = neighbours._readable if can_read else lambda *place: 0
     with (
         patch.dict(wire._wires, clear=True),
         patch.object(neighbours, "_readable", readable),
-        patch.object(neighbours, "Fetch", Counting),
+        patch.object(pump, "Fetch", Counting),
+        patch.object(columns, "_MIN_RUN_NBYTES", min_run_nbytes),
     ):
-        load(rank, world, path=path, way="ddp", share="job")
+        load(rank, world, path=path, way=way, share="job")
     return len(fetched)
 
 

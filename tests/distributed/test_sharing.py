@@ -35,10 +35,14 @@ def test_all_ranks_together_fetch_what_is_stored(pool4, saved, way):
         assert max(read for _, read, _ in found) < 0.5 * stored
 
 
-def test_ranks_of_one_host_read_each_others_memory_where_they_may(pool4, saved):
-    path, _ = saved["ddp"]
-    assert all(pool4.run(cases.load_from_neighbours, path=path, can_read=True))
-    assert not any(pool4.run(cases.load_from_neighbours, path=path, can_read=False))
+@pytest.mark.parametrize("min_run_nbytes", [64, 2**20], ids=["by runs", "put together"])
+@pytest.mark.parametrize("way", ["ddp", "columns"])
+def test_ranks_of_one_host_read_each_others_memory_where_they_may(
+    pool4, saved, way, min_run_nbytes
+):
+    how = {"path": saved["ddp"][0], "way": way, "min_run_nbytes": min_run_nbytes}
+    assert all(pool4.run(cases.load_from_neighbours, **how, can_read=True))
+    assert not any(pool4.run(cases.load_from_neighbours, **how, can_read=False))
 
 
 @pytest.mark.parametrize("share", ["auto", "job", "host"])

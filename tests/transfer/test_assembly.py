@@ -11,12 +11,14 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from shardkeep.manifest import header
-from shardkeep.plan.sharing import windows_of
+from shardkeep.plan.sharing import Window, windows_of
 from shardkeep.testing.example_counts import examples
-from shardkeep.transfer import filling, write
+from shardkeep.transfer import columns, filling, write
 from shardkeep.transfer.assembly import Assembly
 from shardkeep.transfer.load import FilePlan, ReadRule, Want, plan_load
+from shardkeep.transfer.moving import copy_runs
 from shardkeep.transfer.opened import Opened
+from shardkeep.transfer.read import Array
 from shardkeep.transfer.shared_fill import jobs_of
 from tests.transfer.test_any_to_any import Moves, assert_comes_back, moves, world_of
 from tests.transfer.worlds import Laid, kept_by, memory, save_in_turn
@@ -38,6 +40,8 @@ def test_windows_fill_all_targets_in_any_order(moves: Moves, dice: Random, rever
         memory() as storage,
         patch.object(write, "BLOCK_NBYTES", BLOCK),
         patch.object(header, "MIN_BLOCK_NBYTES", BLOCK),
+        patch.object(columns, "_MIN_RUN_NBYTES", dice.choice([1, 8, 64])),
+        patch.object(columns, "_MIN_COPY_NBYTES", dice.choice([0, 8])),
     ):
         save_in_turn(lambda rank: kept_by(rank, sources), storage, world_of(sources), file_count=2)
         with patch.object(filling, "fill", fill):
@@ -68,6 +72,17 @@ def fill_in_any_order(
         else:
             data = bytearray(window.nbytes)
             opened.storage.read_into(name, window.start, [data])
-            assembly.take(window, np.frombuffer(data, np.uint8))
+            take(assembly, window, np.frombuffer(data, np.uint8), dice)
             data[:] = b"\xff" * len(data)
     return sum(window.nbytes for window in windows)
+
+
+def take(assembly: Assembly, window: Window, data: Array, dice: Random) -> None:
+    """As it is done with a window at hand, or with one that another process holds."""
+    runs = assembly.places_of(window) if dice.random() < 0.5 else None
+    if runs is None:
+        assembly.take(window, data)
+        return
+    assert assembly.stands_alone(window)
+    for some in runs:
+        copy_runs(some, data, window.start)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -71,6 +71,14 @@ class Neighbours:
         self.pids |= found
         self.readers |= {peer: bool(answer.item()) for peer, answer in answers.items()}
 
+    def reads_mine(self, peer: int, nbytes: int) -> bool:
+        """Whether a peer, whom I have met, reads so many bytes of my memory by itself."""
+        return is_worth_reading(nbytes) and self.readers[peer]
+
+    def process_of(self, peer: int, nbytes: int) -> int:
+        """The process of a peer, whom I have met, if I read so many bytes of its memory; else 0."""
+        return self.pids[peer] if is_worth_reading(nbytes) else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -88,15 +96,16 @@ class Line:
 
     def offer(self, wire: torch.Tensor, peer: int, near: Neighbours) -> Work:
         """Send bytes, or have a neighbour read them where that is faster."""
-        if is_worth_reading(wire.nbytes) and near.readers[peer]:
-            return Offer(self, wire)
+        if near.reads_mine(peer, wire.nbytes):
+            return Offer(self, wire.data_ptr(), wire)
         return self.send(wire)
 
     def fetch(self, wire: torch.Tensor, peer: int, near: Neighbours) -> Work:
         """Receive what a peer offers."""
-        if is_worth_reading(wire.nbytes) and near.pids[peer]:
-            return Fetch(self, near.pids[peer], wire)
-        return self.recv(wire)
+        pid = near.process_of(peer, wire.nbytes)
+        if not pid:
+            return self.recv(wire)
+        return Fetch(self, lambda at: read_memory(pid, at, wire.data_ptr(), wire.nbytes))
 
 
 def is_worth_reading(nbytes: int) -> bool:
@@ -105,14 +114,14 @@ def is_worth_reading(nbytes: int) -> bool:
 
 
 class Offer:
-    """Memory that a neighbour reads: done when it has."""
+    """Memory that a neighbour reads: done when it has. It stays where it is until then."""
 
-    def __init__(self, line: Line, wire: torch.Tensor) -> None:
-        self._place = torch.tensor([wire.data_ptr()])
+    def __init__(self, line: Line, address: int, memory: object) -> None:
+        self._place = torch.tensor([address])
         self._taken = torch.zeros(1, dtype=torch.int64)
         reply = replace(line, tag=line.tag + REPLY)
         self._works = line.send(self._place), reply.recv(self._taken)
-        self._wire = wire
+        self._memory = memory
 
     def wait(self) -> None:
         for work in self._works:
@@ -120,19 +129,17 @@ class Offer:
 
 
 class Fetch:
-    """A neighbour's memory that I read."""
+    """A neighbour's memory that I read: `read` gets its address, and says whether it could."""
 
-    def __init__(self, line: Line, pid: int, wire: torch.Tensor) -> None:
+    def __init__(self, line: Line, read: Callable[[int], bool]) -> None:
         self._line = line
-        self._pid = pid
-        self._wire = wire
+        self._read = read
         self._place = torch.zeros(1, dtype=torch.int64)
         self._told = line.recv(self._place)
 
     def wait(self) -> None:
         self._told.wait()
-        wire = self._wire
-        if not read_memory(self._pid, int(self._place.item()), wire.data_ptr(), wire.nbytes):
+        if not self._read(int(self._place.item())):
             raise RuntimeError("its memory can be read no more")
         reply = replace(self._line, tag=self._line.tag + REPLY)
         reply.send(torch.ones(1, dtype=torch.int64)).wait()

@@ -6,6 +6,10 @@ import ctypes
 import sys
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
 MAX_PLACES = 1024
 """So many places can be read at once."""
 
@@ -17,6 +21,10 @@ class _IoVec(ctypes.Structure):
 _libc = ctypes.CDLL(None)
 if sys.platform == "linux":
     _libc.process_vm_readv.restype = ctypes.c_ssize_t
+    _libc.process_vm_readv.argtypes = (
+        *(ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong),
+        ctypes.c_ulong,
+    )
 
 
 def read_places(pid: int, places: Sequence[tuple[int, int]], target: int) -> int:
@@ -29,6 +37,22 @@ def read_places(pid: int, places: Sequence[tuple[int, int]], target: int) -> int
     there = (_IoVec * len(places))(*places)
     here = _IoVec(target, sum(nbytes for _, nbytes in places))
     return int(_libc.process_vm_readv(pid, ctypes.byref(here), 1, there, len(places), 0))
+
+
+def read_scattered(pid: int, sources: Ints, targets: Ints, sizes: Ints) -> bool:
+    """Copy from each of the addresses `sources` to its twin in `targets`; False if not all came."""
+    if sys.platform != "linux":
+        return False
+    there, here = (np.stack((column, sizes), 1) for column in (sources, targets))
+    for first in range(0, len(sizes), MAX_PLACES):
+        last = min(first + MAX_PLACES, len(sizes))
+        count, nbytes = last - first, int(sizes[first:last].sum())
+        local, remote = (
+            ctypes.c_void_p(array.ctypes.data + first * array.strides[0]) for array in (here, there)
+        )
+        if _libc.process_vm_readv(pid, local, count, remote, count, 0) != nbytes:
+            return False
+    return True
 
 
 def read_memory(pid: int, address: int, target: int, nbytes: int) -> bool:

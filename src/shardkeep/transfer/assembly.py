@@ -1,8 +1,8 @@
 """How do windows that arrive one by one fill what planned reads want?
 
-A read that wants bytes as they are takes them at once, whichever window comes first. One that
-copies boxes out of a range has the range put together first: its windows had better come in order,
-so that few such ranges are in memory at a time.
+A read takes bytes as they come, run by run, whichever window comes first. One that copies boxes of
+very short runs has its range put together first: its windows had better come in order, so that few
+such ranges are in memory at a time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from shardkeep.plan.reads import Part, Read, ScatterRead, SpanRead, WindowRead
+from shardkeep.plan.reads import Part, Read, Runs, ScatterRead, SpanRead, WindowRead
 from shardkeep.plan.sharing import Window
+from shardkeep.transfer.columns import columns_of, has_columns
 from shardkeep.transfer.moving import copy_runs
 from shardkeep.transfer.read import Array, FileReads, block_span, copy_out
 
@@ -36,11 +37,23 @@ class _File:
     reaches: list[int]
     """How far each read and those before it go."""
     open: dict[int, _Open] = field(default_factory=dict[int, _Open])
+    told: dict[int, bool] = field(default_factory=dict[int, bool])
 
     def meeting(self, window: Window) -> range:
         """The reads that may want bytes of a window, by number."""
         first = bisect_right(self.reaches, window.start)
         return range(first, bisect_left(self.starts, window.stop))
+
+    def has_columns(self, number: int) -> bool:
+        """Whether what a read wants can be told run by run."""
+        if number not in self.told:
+            self.told[number] = has_columns(self.reads.reads[number], self.reads.targets)
+        return self.told[number]
+
+    def columns_of(self, number: int, window: Window) -> Iterator[Runs]:
+        """Where the bytes go that a read wants of a window."""
+        read = self.reads.reads[number]
+        return columns_of(read, self.reads.targets, window.start, window.stop)
 
 
 class Assembly:
@@ -61,8 +74,10 @@ class Assembly:
     def stands_alone(self, window: Window) -> bool:
         """Whether the window's bytes can be used at once, without those of others."""
         file = self._files[window.file]
-        reads = [file.reads.reads[number] for number in file.meeting(window)]
-        return all(_is_free(read, window) for read in reads)
+        return all(
+            file.has_columns(number) or _is_within(file.reads.reads[number], window)
+            for number in file.meeting(window)
+        )
 
     def memory_of(self, window: Window) -> list[memoryview] | None:
         """The memory that the window's bytes go to as they are; None if it is not as simple."""
@@ -80,21 +95,26 @@ class Assembly:
                 return None
         return found if at == window.stop else None
 
+    def places_of(self, window: Window) -> list[Runs] | None:
+        """Where all bytes go that are wanted of a window; None if they must be put together."""
+        file = self._files[window.file]
+        found: list[Runs] = []
+        for number in file.meeting(window):
+            if not file.has_columns(number):
+                return None
+            found += file.columns_of(number, window)
+        return found
+
     def take(self, window: Window, data: Array) -> None:
         """Use the bytes of a window."""
         file = self._files[window.file]
         for number in file.meeting(window):
             read = file.reads.reads[number]
-            if isinstance(read, SpanRead):
-                for part in _parts(read, window):
-                    _place(file, part)[:] = data[
-                        part.start - window.start : part.stop - window.start
-                    ]
+            if file.has_columns(number):
+                for runs in file.columns_of(number, window):
+                    copy_runs(runs, data, window.start)
             elif isinstance(read, WindowRead):
                 self._fill(file, number, read, window, data)
-            elif isinstance(read, ScatterRead):
-                start, stop = max(read.start, window.start), min(read.stop, window.stop)
-                copy_runs(read.runs, data[start - window.start : stop - window.start], start)
 
     def _fill(
         self, file: _File, number: int, read: WindowRead, window: Window, data: Array
@@ -124,12 +144,10 @@ def _file(job: FileReads) -> _File:
     return _File(job, starts, list(accumulate((read.stop for read in job.reads), max)))
 
 
-def _is_free(read: Read, window: Window) -> bool:
-    """Whether a read takes what it wants of a window at once."""
-    if not isinstance(read, WindowRead):
-        return True
-    is_within = window.start <= read.start and read.stop <= window.stop
-    return is_within or read.stop <= window.start or window.stop <= read.start
+def _is_within(read: Read, window: Window) -> bool:
+    """Whether a window has all that a read wants, or nothing of it."""
+    is_whole = window.start <= read.start and read.stop <= window.stop
+    return is_whole or read.stop <= window.start or window.stop <= read.start
 
 
 def _parts(read: SpanRead, window: Window) -> Iterable[Part]:

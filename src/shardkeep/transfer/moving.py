@@ -24,16 +24,10 @@ _move = ctypes.PYFUNCTYPE(None, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_
 
 
 def copy_runs(runs: Runs, data: np.ndarray[Any, np.dtype[Any]], at: int) -> None:
-    """Copy what runs want of `data`, which is a file's bytes from `at` on; of some, only a part."""
-    stop = at + data.nbytes
-    first = int(np.searchsorted(runs.stops, at, "right"))
-    last = int(np.searchsorted(runs.starts, stop, "left"))
-    starts = runs.starts[first:last]
-    begins = np.maximum(starts, at)
-    sizes = np.minimum(runs.stops[first:last], stop) - begins
-    targets = runs.addresses[first:last] + (begins - starts)
-    sources = begins + (data.ctypes.data - at)
-    copy_bytes(targets.tolist(), sources.tolist(), sizes.tolist())
+    """Copy runs, all of which lie in `data`, a file's bytes from `at` on."""
+    sources = runs.starts + (data.ctypes.data - at)
+    sizes = runs.stops - runs.starts
+    copy_bytes(runs.addresses.tolist(), sources.tolist(), sizes.tolist())
 
 
 def copy_bytes(targets: Sequence[int], sources: Sequence[int], sizes: Sequence[int]) -> None:

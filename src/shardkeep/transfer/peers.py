@@ -17,6 +17,7 @@ from shardkeep.transfer.council import Council
 from shardkeep.transfer.hosts import Hosts
 from shardkeep.transfer.open_manifest import Headers
 from shardkeep.transfer.progress import Meter
+from shardkeep.transfer.pump import TakenWhole
 from shardkeep.transfer.read import Array, Reader
 from shardkeep.transfer.share import Sharing
 from shardkeep.transfer.shared_fill import STRIPE_NBYTES
@@ -75,7 +76,7 @@ def _wanted(manifest: Manifest, hosts: Hosts) -> list[int]:
     return theirs[ranks.index(hosts.me) :: len(ranks)]
 
 
-class _Copies:
+class _Copies(TakenWhole):
     """Files of others on their way to a storage. Use it in `with`: finished, or not there."""
 
     def __init__(self, manifest: Manifest, storage: Storage) -> None:

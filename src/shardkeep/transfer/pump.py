@@ -18,17 +18,21 @@ from typing import Protocol
 import torch
 
 from shardkeep.errors import RankFailedError
+from shardkeep.plan.reads import Runs
 from shardkeep.plan.sharing import SharedRead, Window
 from shardkeep.ranks import RankGroup
 from shardkeep.ranks.group import Work
-from shardkeep.ranks.neighbours import Line, is_worth_reading, neighbours_of
+from shardkeep.ranks.neighbours import Fetch, Line, Offer, is_worth_reading, neighbours_of
+from shardkeep.ranks.process_memory import read_memory, read_scattered
 from shardkeep.transfer.read import Array
 
 IN_FLIGHT_NBYTES = 64 * 1024 * 1024
 _MAX_READERS = 16
 # Windows that were used here and may still be on their way to others.
 _MAX_SENT = 3
-_offered_for_ever: list[torch.Tensor] = []
+# What a neighbour holds takes no memory here, but a message.
+_MAX_FLIGHTS = 64
+_offered_for_ever: list[_Flight] = []
 
 
 class WindowActs(Protocol):
@@ -38,8 +42,20 @@ class WindowActs(Protocol):
         """Fill memory with a window's bytes, checked."""
         ...
 
+    def fetch(self, window: Window) -> Array | None:
+        """The same in memory of its own; None if it has to be given some."""
+        ...
+
     def take(self, window: Window, data: Array) -> None:
         """Use a window's bytes; the memory is used again afterwards."""
+        ...
+
+    def places_of(self, window: Window) -> Sequence[Runs] | None:
+        """Where `take` would copy the bytes; None if it does more than that."""
+        ...
+
+    def took(self, window: Window) -> None:
+        """They were copied there."""
         ...
 
     def stands_alone(self, window: Window) -> bool:
@@ -49,6 +65,19 @@ class WindowActs(Protocol):
     def read_alone(self, window: Window) -> Array | None:
         """The bytes of a window that stands alone, to be taken; None if that is done."""
         ...
+
+
+class TakenWhole:
+    """What acts have in common that can do no more than read a window, and take it."""
+
+    def fetch(self, window: Window) -> None:
+        """It has to be given memory."""
+
+    def places_of(self, window: Window) -> None:
+        """It does more than copy."""
+
+    def took(self, window: Window) -> None:
+        """Never called."""
 
 
 class BrokenOffError(Exception):
@@ -63,16 +92,32 @@ class Moved:
     nbytes_received: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A window's bytes, and the room that they are in, if it is ours to use again."""
+
+    data: Array
+    room: torch.Tensor | None
+
+    @property
+    def wire(self) -> torch.Tensor:
+        """The bytes to be sent, or the place for those that come."""
+        if self.room is None:
+            raise RuntimeError("memory that is not ours is read by neighbours alone")
+        return self.room[: self.data.nbytes]
+
+
 @dataclass(slots=True)
 class _Flight:
     """A window under way to this rank, or through it."""
 
     shared: SharedRead
-    room: torch.Tensor
-    memory: torch.Tensor
-    """The part of the room that the window needs."""
-    read: Future[None] | None
-    arrival: Work | None
+    nbytes: int
+    """What it takes of the memory for windows."""
+    read: Future[_Held] | None = None
+    arrival: Work | None = None
+    held: _Held | None = None
+    """None while it is read, and for what is read where a neighbour holds it."""
     sends: dict[int, Work] = field(default_factory=dict[int, Work])
     """By the rank that it goes to."""
 
@@ -85,7 +130,7 @@ class Pump:
         self._acts = acts
         self._stop = stop
         self._near = neighbours_of(group)
-        self._free: list[torch.Tensor] = []
+        self._free: deque[torch.Tensor] = deque()
         self._nbytes_in_flight = 0
         self.moved = Moved()
         self.finished = 0
@@ -129,14 +174,16 @@ class Pump:
         try:
             self._meet(tasks)
             for task in tasks:
-                while self._is_full(task.window.nbytes) and (sent or flights):
+                nbytes = 0 if self._is_held_near(task) else task.window.nbytes
+                while self._is_full(nbytes, len(flights)) and (sent or flights):
                     self._go_on(flights, sent, tag)
-                flights.append(self._start(task, pool, tag))
+                self._nbytes_in_flight += nbytes
+                flights.append(self._start(task, nbytes, pool, tag))
             while sent or flights:
                 self._go_on(flights, sent, tag)
         except BaseException:
             # A neighbour may be about to read it, and must not find anything else there.
-            _offered_for_ever.extend(flight.room for flight in (*flights, *sent))
+            _offered_for_ever.extend((*flights, *sent))
             raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -173,58 +220,110 @@ class Pump:
             # What is taken now would change memory that is the caller's again.
             raise BrokenOffError
 
-    def _is_full(self, more_nbytes: int) -> bool:
-        return self._nbytes_in_flight + more_nbytes > IN_FLIGHT_NBYTES
+    def _is_full(self, more_nbytes: int, count: int) -> bool:
+        is_over = self._nbytes_in_flight + more_nbytes > IN_FLIGHT_NBYTES
+        return count >= _MAX_FLIGHTS or (is_over and more_nbytes > 0)
 
-    def _start(self, task: SharedRead, pool: ThreadPoolExecutor, tag: int) -> _Flight:
-        room = self._room(task.window.nbytes)
-        memory = room[: task.window.nbytes]
-        self._nbytes_in_flight += task.window.nbytes
-        if task.reader == self._group.me:
-            read = pool.submit(self._acts.read, task.window, memory.numpy())
-            return _Flight(task, room, memory, read, None)
-        return _Flight(task, room, memory, None, self._receive(memory, task.reader, tag))
+    def _is_held_near(self, task: SharedRead) -> bool:
+        """Whether it is read where another rank of this host holds it."""
+        reader = task.reader
+        return reader != self._group.me and bool(self._process_of(reader, task.window))
 
-    def _room(self, nbytes: int) -> torch.Tensor:
-        room = self._free.pop() if self._free else None
+    def _process_of(self, reader: int, window: Window) -> int:
+        return self._near.process_of(reader, window.nbytes)
+
+    def _start(self, task: SharedRead, nbytes: int, pool: ThreadPoolExecutor, tag: int) -> _Flight:
+        window, reader, takers = task
+        if reader == self._group.me:
+            others = [rank for rank in takers if rank != reader]
+            is_read_here = all(self._near.reads_mine(rank, window.nbytes) for rank in others)
+            return _Flight(task, nbytes, read=pool.submit(self._read, window, is_read_here))
+        if not nbytes:
+            return _Flight(task, nbytes, arrival=self._fetch(window, reader, tag))
+        held = self._hold(window.nbytes)
+        return _Flight(task, nbytes, arrival=self._receive(held.wire, reader, tag), held=held)
+
+    def _read(self, window: Window, is_read_here: bool) -> _Held:
+        own = self._acts.fetch(window) if is_read_here else None
+        if own is not None:
+            return _Held(own, None)
+        held = self._hold(window.nbytes)
+        self._acts.read(window, held.data)
+        return held
+
+    def _hold(self, nbytes: int) -> _Held:
+        """Memory for so many bytes. Threads call it."""
+        try:
+            room = self._free.pop()
+        except IndexError:
+            room = None
         if room is None or room.nbytes < nbytes:
             room = torch.empty(nbytes, dtype=torch.uint8)
-        return room
+        return _Held(room.numpy()[:nbytes], room)
 
     def _use(self, flight: _Flight, tag: int) -> None:
         """Pass the window on, and take it."""
         window, reader, takers = flight.shared
         me = self._group.me
         if flight.read is not None:
-            flight.read.result()
+            held = flight.held = flight.read.result()
             self.moved.nbytes_read += window.nbytes
-            flight.sends = {to: self._send(flight.memory, to, tag) for to in takers if to != me}
+            flight.sends = {to: self._send(held, to, tag) for to in takers if to != me}
         elif flight.arrival is not None:
             self.awaited = reader
             _wait(flight.arrival, reader)
             self.awaited = None
             self.moved.nbytes_received += window.nbytes
         self._require_going()
-        if me in takers:
-            self._acts.take(window, flight.memory.numpy())
+        if me in takers and flight.held is not None:
+            self._acts.take(window, flight.held.data)
 
     def _finish(self, flight: _Flight) -> None:
         """Wait until it has been passed on; then its memory is free."""
         for to, work in flight.sends.items():
             _wait(work, to)
         self.finished += 1
-        self._nbytes_in_flight -= flight.shared.window.nbytes
-        self._free.append(flight.room)
+        self._nbytes_in_flight -= flight.nbytes
+        self._give_back(flight.held)
 
-    def _send(self, memory: torch.Tensor, rank: int, tag: int) -> Work:
+    def _give_back(self, held: _Held | None) -> None:
+        if held is not None and held.room is not None:
+            self._free.append(held.room)
+
+    def _take_there(self, pid: int, window: Window, address: int) -> bool:
+        """Take a window out of a neighbour's memory; False if that can be read no more."""
+        self._require_going()
+        places = self._acts.places_of(window)
+        if places is not None:
+            done = all(_read_runs(pid, runs, address - window.start) for runs in places)
+            self._acts.took(window)
+            return done
+        held = self._hold(window.nbytes)
+        done = read_memory(pid, address, held.wire.data_ptr(), window.nbytes)
+        if done:
+            self._acts.take(window, held.data)
+        self._give_back(held)
+        return done
+
+    def _send(self, held: _Held, rank: int, tag: int) -> Work:
+        line = self._line(rank, tag)
         try:
-            return self._line(rank, tag).offer(memory, rank, self._near)
+            if self._near.reads_mine(rank, held.data.nbytes):
+                return Offer(line, held.data.ctypes.data, held)
+            return line.send(held.wire)
         except RuntimeError as error:
             raise _gone(rank, error) from error
 
     def _receive(self, memory: torch.Tensor, rank: int, tag: int) -> Work:
         try:
-            return self._line(rank, tag).fetch(memory, rank, self._near)
+            return self._line(rank, tag).recv(memory)
+        except RuntimeError as error:
+            raise _gone(rank, error) from error
+
+    def _fetch(self, window: Window, rank: int, tag: int) -> Work:
+        pid = self._process_of(rank, window)
+        try:
+            return Fetch(self._line(rank, tag), lambda at: self._take_there(pid, window, at))
         except RuntimeError as error:
             raise _gone(rank, error) from error
 
@@ -232,6 +331,11 @@ class Pump:
         if self._group.messenger is None:
             raise RuntimeError("a single process has nobody to send to")
         return Line(self._group.messenger, self._group.index_of(rank), tag)
+
+
+def _read_runs(pid: int, runs: Runs, shift: int) -> bool:
+    """Copy runs of a file whose first byte would lie at the address `shift` of another process."""
+    return read_scattered(pid, runs.starts + shift, runs.addresses, runs.stops - runs.starts)
 
 
 def _wait(work: Work, rank: int) -> None:

@@ -21,6 +21,7 @@ from shardkeep.manifest import Digests
 from shardkeep.plan.reads import Copy, Read, ScatterRead, SpanRead, WindowRead
 from shardkeep.storage.protocols import CanFetch, CanKeepOpen, ReadAt
 from shardkeep.storage.rooms import empty_room
+from shardkeep.transfer.columns import within
 from shardkeep.transfer.moving import copy_runs
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.runs import Act, Array, Run, acts_of
@@ -136,7 +137,8 @@ class Reader:
             case SpanRead():
                 nbytes = self._span(job, act)
             case ScatterRead():
-                copy_runs(act.runs, self.read_scratch(job.file, act.start, act.stop), act.start)
+                data = self.read_scratch(job.file, act.start, act.stop)
+                copy_runs(within(act.runs, act.start, act.stop), data, act.start)
                 nbytes = act.stop - act.start
         self._meter.add(nbytes)
         return nbytes

@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 
+from shardkeep.plan.reads import Runs
 from shardkeep.plan.sharing import Window, windows_of
 from shardkeep.storage.protocols import CanFetch
 from shardkeep.transfer.assembly import Assembly
@@ -15,6 +16,7 @@ from shardkeep.transfer.load import FilePlan, ReadRule, Want, plan_load
 from shardkeep.transfer.open_manifest import Headers
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
+from shardkeep.transfer.pump import TakenWhole
 from shardkeep.transfer.read import Array, FileReads, Reader, in_flight
 from shardkeep.transfer.share import Sharing
 
@@ -37,7 +39,7 @@ def fetch_headers(opened: Opened, indices: Iterable[int], sharing: Sharing, *, t
     return sharing.exchange(windows, acts, threads=threads, more=True).nbytes_read
 
 
-class _HeaderActs:
+class _HeaderActs(TakenWhole):
     """Headers, each of which is one window."""
 
     def __init__(self, headers: Headers | None) -> None:
@@ -120,8 +122,19 @@ class _DataActs:
     def read(self, window: Window, memory: Array) -> None:
         self._reader.read_blocks(self._file(window.file), window.start, memory)
 
+    def fetch(self, window: Window) -> Array | None:
+        if not self._is_distant:
+            return None
+        return self._reader.read_scratch(self._file(window.file), window.start, window.stop)
+
     def take(self, window: Window, data: Array) -> None:
         self._assembly.take(window, data)
+        self.took(window)
+
+    def places_of(self, window: Window) -> list[Runs] | None:
+        return self._assembly.places_of(window)
+
+    def took(self, window: Window) -> None:
         self._meter.add(window.nbytes)
 
     def stands_alone(self, window: Window) -> bool:
