@@ -6,7 +6,7 @@ Store, the folder and the processes.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -201,10 +201,19 @@ def _state(kind: str, world: int, rank: int) -> KeptState:
 class SimCouncil(StoreCouncil):
     """A real council, whose waits the judge looks at."""
 
-    def watch(self, judge: Judge, process: Process, attempt: Attempt) -> SimCouncil:
-        self._judge, self._process, self._attempt = judge, process, attempt
+    def watch(self, judge: Judge, process: Process, join: Callable[[], Attempt]) -> SimCouncil:
+        self._judge, self._process, self._join = judge, process, join
+        self.attempt = join()
         self.gave_up: tuple[float, float] | None = None
         return self
+
+    def _has_seat(self) -> bool:
+        is_new = self._seat is None
+        has_seat = super()._has_seat()
+        if is_new:
+            # Since it began to prepare, all others may have left: then it comes to something new.
+            self.attempt = self._join()
+        return has_seat
 
     @contextmanager
     def _watched(self, what: str) -> Generator[None]:
@@ -213,7 +222,7 @@ class SimCouncil(StoreCouncil):
             yield
         finally:
             if self._process.alive:
-                self._judge.waited(self._process, self._attempt, what, start, stalled)
+                self._judge.waited(self._process, self.attempt, what, start, stalled)
 
     def hear(self, phase: str) -> bytes:
         with self._watched(f"hear {phase}"):
@@ -226,7 +235,7 @@ class SimCouncil(StoreCouncil):
     def fail(self, phase: str, error: BaseException, *, undone: bool) -> None:
         if self._process.alive:
             self.gave_up = self._process.hub.now, self._process.stalled_seconds
-            self._attempt.failed.add(self.me)
+            self.attempt.failed.add(self.me)
         super().fail(phase, error, undone=undone)
 
 
@@ -257,6 +266,8 @@ class World:
         self.processes: list[Process] = []
         self._store_of: dict[Process, int] = {}
         self._attempt_of: dict[Process, Attempt] = {}
+        self._named: dict[Process, str] = {}
+        """The save id that a process chose last."""
         self._group_of: dict[Process, str] = {}
         """A process that starts anew comes back to what its job does."""
         self._attempts: dict[str, Attempt] = {}
@@ -277,6 +288,7 @@ class World:
         self._save_ids += 1
         save_id = f"{self._save_ids:016x}"
         if self.hub.current is not None:
+            self._named[self.hub.current] = save_id
             self.judge.named(self._attempt_of[self.hub.current], save_id)
         return save_id
 
@@ -303,6 +315,17 @@ class World:
             self._attempts.pop(name, None)
         if what == "failed/note" and note is not None and name in self._attempts:
             self.judge.failure_noted(self._attempts[name], note)
+
+    def _joined(self, process: Process, job: Job, number: int) -> Attempt:
+        """What a process has a part in from now on; the save id that it chose goes with it."""
+        attempt, before = self._attempt(process, job, number), self._attempt_of.get(process)
+        self._attempt_of[process] = attempt
+        if before is not None and before is not attempt and before.name == attempt.name:
+            save_id = self._named.get(process, "")
+            if save_id in before.save_ids:
+                before.save_ids.remove(save_id)
+                self.judge.named(attempt, save_id)
+        return attempt
 
     def _attempt(self, process: Process, job: Job, number: int) -> Attempt:
         """What the ranks of a job do together for the save of this number."""
@@ -354,7 +377,6 @@ class World:
 
     def _save(self, job: Job, rank: int, process: Process, number: int) -> None:
         store, judge, topic = self.stores[job.store], self.judge, f"save{number}"
-        attempt = self._attempt_of[process] = self._attempt(process, job, number)
         table = SimCouncil(
             StoreClient(store, process),
             range(job.world),
@@ -362,7 +384,7 @@ class World:
             topic=topic,
             timeout=self.scenario.timeout,
             clock=process,
-        ).watch(judge, process, attempt)
+        ).watch(judge, process, lambda: self._joined(process, job, number))
         storage = DiskClient(self.disk_of(process), process)
         kept = states(self.scenario.state, job.world)[rank]
         options = SaveOptions(job.overwrite, 1, "all", {}, _METER)
@@ -372,12 +394,12 @@ class World:
             )
         except (Exception, KeyboardInterrupt) as error:
             self.hub.say(process, f"raises {type(error).__name__}: {error}")
-            judge.failed(process, rank, attempt, error)
+            judge.failed(process, rank, table.attempt, error)
             if table.gave_up is not None:
                 judge.ended(process, *table.gave_up)
         else:
             self.hub.say(process, f"returns from {topic}")
-            judge.succeeded(process, attempt, outcome)
+            judge.succeeded(process, table.attempt, outcome)
 
 
 _METER = Meter("saving", None, show=False)
