@@ -99,15 +99,13 @@ def run(workload: Workload, server: S3Server) -> list[Figures]:
     return _figures(workload, others)
 
 
-def _contenders(server: S3Server) -> list[Any]:
+def _contenders(server: S3Server, turn: int = 0) -> list[Any]:
+    """Everybody, another one first in each turn."""
     alone = Shardkeep(server, "shardkeep, share none", "none", saves=False)
-    return [Shardkeep(server), alone, DcpFsspec(server), Plain(server)]
-
-
-def _in_turn(server: S3Server, turn: int) -> list[Any]:
-    made = _contenders(server)
+    # It loads what the one before it has saved in this turn.
+    made = [[Shardkeep(server), alone], [DcpFsspec(server)], [Plain(server)]]
     first = turn % len(made)
-    return made[first:] + made[:first]
+    return [one for some in made[first:] + made[:first] for one in some]
 
 
 def _saves(contender: Any) -> bool:
@@ -126,7 +124,7 @@ def _race(workload: Workload, server: S3Server) -> Turns:
     _make_room(workload, server, state, target)
     turns: Turns = {}
     for turn in range(workload.repetitions):
-        for one in _in_turn(server, turn):
+        for one in _contenders(server, turn):
             path = _path(workload, one, turn)
             if _saves(one):
                 _time(turns, "save", one, lambda one=one, path=path: one.save(state, path))
@@ -163,7 +161,7 @@ def _load_only(workload: Workload, server: S3Server) -> Turns:
     _warm_up(workload, server)
     turns: Turns = {}
     for turn in range(workload.repetitions):
-        for one in _in_turn(server, turn):
+        for one in _contenders(server, turn):
             path = _path(workload, one, turn)
             _time(turns, "load", one, lambda one=one, path=path: one.load(target, path))
             _check(one, target, state)
