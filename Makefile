@@ -17,6 +17,7 @@ PEERS ?= .venv-peers
 BIN := $(VENV)/bin
 READY := $(VENV)/.shardkeep-ready
 CHROMIUM := $(VENV)/.shardkeep-browser
+ATHERIS := $(VENV)/.shardkeep-fuzzer
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint bench bench-quick bench-tools torture torture-peers docs viewer viewer-pictures clean
@@ -49,7 +50,7 @@ bench-tools: $(READY) ## state-dict tools, exports and the command line, beside 
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.objects
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.command_line
 
-torture: $(READY) ## the long campaigns, then property tests with many more examples (hours)
+torture: $(READY) $(ATHERIS) ## the long campaigns, then property tests with many more examples (hours)
 	$(BIN)/python -m torture $(TORTURE_ARGS)
 	$(if $(TORTURE_ARGS),,$(BIN)/python -m torture.page)
 	SHARDKEEP_TORTURE=1 $(BIN)/python -m pytest tests -m "torture or hypothesis" \
@@ -90,6 +91,12 @@ $(CHROMIUM): $(READY)
 		|| { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
 			&& apt-get install -qq -y --no-install-recommends chromium >/dev/null 2>&1; } \
 		|| echo "no Chromium here: the viewer's tests in a browser are skipped"
+	@touch $@
+
+# Where the fuzzer cannot be installed, the campaign changes inputs by itself, and says so.
+$(ATHERIS): $(READY)
+	$(BIN)/python -m pip install -q -c constraints.txt $(PIP_ARGS) -e '.[torture]' \
+		|| echo "no atheris here: inputs are fuzzed without coverage"
 	@touch $@
 
 # Other libraries, which the project itself does not need, in an environment of their own.

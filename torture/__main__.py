@@ -1,8 +1,8 @@
 """Run campaigns: `python -m torture [NAME ...] [--short] [--seed N] [--case CASE]`.
 
 All of them, at their long scale, unless told otherwise. What is wrong is printed with the command
-that replays it; at the end comes a table. What a long run found goes to build/torture.json as soon
-as it ends, for `python -m torture.page`. The exit code is 1 if anything was wrong.
+that replays it; at the end comes a table. What a long run found goes to torture/long_runs.json as
+soon as it ends, for `python -m torture.page`. The exit code is 1 if anything was wrong.
 """
 
 from __future__ import annotations

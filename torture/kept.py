@@ -1,7 +1,7 @@
 """What did the last long run of each campaign find?
 
-They may run one after the other, on several days: what one found stays until it runs again, with
-the day, the command and the commit that it ran at.
+They may run one after the other, on several days: what one found stays, in a file that is kept with
+the code, until it runs again; with the day, the command and the commit that it ran at.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from torture.campaign import Tally
 
 ROOT = Path(__file__).parents[1]
-KEPT = ROOT / "build" / "torture.json"
+KEPT = ROOT / "torture" / "long_runs.json"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ def keep(ran: Ran, path: Path = KEPT) -> None:
     several = read(path) | {ran.tally.name: ran}
     path.parent.mkdir(exist_ok=True)
     fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps({name: asdict(one) for name, one in several.items()}, indent=1))
+    fresh.write_text(
+        json.dumps({name: asdict(one) for name, one in several.items()}, indent=1) + "\n"
+    )
     fresh.replace(path)
 
 
@@ -52,6 +54,14 @@ def read(path: Path = KEPT) -> dict[str, Ran]:
 
 
 def _commit() -> str:
-    words = ["git", "describe", "--always", "--dirty", "--abbrev=9"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    """What is committed, and whether anything but the figures themselves has changed since."""
+    named = _git("rev-parse", "--short=9", "HEAD")
+    changed = _git(
+        "status", "--porcelain", "--untracked-files=no", ".", f":!{KEPT.relative_to(ROOT)}"
+    )
+    return f"{named}-dirty" if changed else named
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip()
