@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from shardkeep.errors import ConflictError, DeadlineError, RankFailedError, StorageError
 from shardkeep.manifest import decode_manifest, file_name, header_digest
@@ -51,7 +52,7 @@ class Attempt:
         """Whether nothing has happened to any process of this rank."""
         return not any(one.afflicted for one in self.processes[rank])
 
-    @property
+    @cached_property
     def is_mixed(self) -> bool:
         """Whether a process was started anew, into what its first life had a part in."""
         return any(len(ones) > 1 for ones in self.processes.values())

@@ -20,7 +20,7 @@ from torture.sim_world import World, draw, earlier
 
 _WORLDS = {"short": 1_500, "long": 1_000_000}
 _BATCH = 250
-_LARGE_EVERY = {"short": 1_500, "long": 2_000}
+_LARGE_EVERY = {"short": 1_500, "long": 4_000}
 
 
 @dataclass
