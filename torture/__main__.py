@@ -16,7 +16,7 @@ from rich.table import Table
 
 from torture.campaign import Campaign, Say, Tally, timed
 from torture.campaigns import CAMPAIGNS
-from torture.kept import keep, ran_now
+from torture.kept import keep, present_commit, ran_now
 
 _SHOWN = 20
 
@@ -28,12 +28,13 @@ def main() -> int:
     tallies: list[Tally] = []
     for campaign in _chosen(asked.names):
         console.print(f"[bold]{campaign.name}[/]: {campaign.promise}")
+        commit = present_commit()
         tally = timed(campaign, asked.scale, asked.seed, _sayer(console), asked.case)
         for line in tally.violations[:_SHOWN]:
             console.print(f"  [red]violation[/] {line}", highlight=False)
         tallies.append(tally)
         if asked.scale == "long" and asked.case is None:
-            keep(ran_now(tally))
+            keep(ran_now(tally, commit))
     console.print(table_of(tallies))
     return int(any(tally.violations for tally in tallies))
 

@@ -28,10 +28,10 @@ class Ran:
     tally: Tally
 
 
-def ran_now(tally: Tally) -> Ran:
-    """A run of the present code that ended just now."""
+def ran_now(tally: Tally, commit: str) -> Ran:
+    """A run that ended just now, of the code that was there when it began."""
     command = f"python -m torture {tally.name} --seed {tally.seed}"
-    return Ran(command, time.strftime("%Y-%m-%d"), _commit(), tally)
+    return Ran(command, time.strftime("%Y-%m-%d"), commit, tally)
 
 
 def keep(ran: Ran, path: Path = KEPT) -> None:
@@ -53,7 +53,7 @@ def read(path: Path = KEPT) -> dict[str, Ran]:
     return {name: Ran(**{**one, "tally": Tally(**one["tally"])}) for name, one in found.items()}
 
 
-def _commit() -> str:
+def present_commit() -> str:
     """What is committed, and whether anything but the figures themselves has changed since."""
     named = _git("rev-parse", "--short=9", "HEAD")
     changed = _git(

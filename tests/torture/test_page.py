@@ -7,7 +7,7 @@ import pytest
 from torture import page
 from torture.campaign import Tally
 from torture.campaigns import CAMPAIGNS
-from torture.kept import Ran, keep, ran_now, read
+from torture.kept import Ran, keep, present_commit, ran_now, read
 from torture.marks import marks
 
 
@@ -30,7 +30,7 @@ def test_a_campaign_keeps_its_last_run(tmp_path: Path):
 
 
 def test_a_run_says_how_to_repeat_it():
-    made = ran_now(Tally("kills", 7))
+    made = ran_now(Tally("kills", 7), present_commit())
     assert made.command == "python -m torture kills --seed 7"
     assert made.commit
 
