@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 from shardkeep.storage import Storage
 from shardkeep.transfer import prune, save
-from shardkeep.transfer.commit import MANIFEST, committed_manifest
+from shardkeep.transfer.commit import MANIFEST, commit, committed_manifest
 from torture.savers import Savers
 
 
@@ -23,21 +23,29 @@ Commit = Callable[[Storage, bytes, bytes | None], None]
 
 
 @contextmanager
-def slow(commit: Commit) -> Iterator[None]:
+def slow(how: Commit) -> Iterator[None]:
     """Every save waits before it commits in this way."""
 
     def commit_late(storage: Storage, manifest: bytes, replaced: bytes | None) -> None:
         time.sleep(_WINDOW)
-        commit(storage, manifest, replaced)
+        how(storage, manifest, replaced)
 
     with patch.object(save, "commit", commit_late):
         yield
 
 
+def _commit_after_prune(storage: Storage, manifest: bytes, replaced: bytes | None) -> None:
+    """As if one that prunes always came when files are written and not yet committed."""
+    prune.prune_leftovers(storage, dry_run=False)
+    commit(storage, manifest, replaced)
+
+
 def test_a_prune_that_does_not_look_for_saves_under_way_is_found_out() -> None:
     blind = patch.object(prune, "saves_under_way", lambda storage: set[str]())
-    with slow(save.commit), blind:
-        assert Savers().run("short", 1, print).violations
+    with patch.object(save, "commit", _commit_after_prune):
+        assert Savers().run("short", 1, print).violations == []
+        with blind:
+            assert Savers().run("short", 1, print).violations
 
 
 def _commit_anyway(storage: Storage, manifest: bytes, replaced: bytes | None) -> None:
