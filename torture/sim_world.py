@@ -224,13 +224,13 @@ class SimCouncil(StoreCouncil):
             if self._process.alive:
                 self._judge.waited(self._process, self.attempt, what, start, stalled)
 
-    def hear(self, phase: str) -> bytes:
+    def hear(self, phase: str, *, word: bytes = b"") -> bytes:
         with self._watched(f"hear {phase}"):
-            return super().hear(phase)
+            return super().hear(phase, word=word)
 
-    def collect(self, phase: str, ranks: Sequence[int] | None = None) -> Any:
+    def collect(self, phase: str, ranks: Sequence[int] | None = None, *, word: bytes = b"") -> Any:
         with self._watched(f"collect {phase}"):
-            return super().collect(phase, ranks)
+            return super().collect(phase, ranks, word=word)
 
     def fail(self, phase: str, error: BaseException, *, undone: bool) -> None:
         if self._process.alive:

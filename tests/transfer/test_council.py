@@ -124,3 +124,29 @@ def test_a_chair_that_was_stopped_hears_what_was_said_meanwhile() -> None:
     )
     with pytest.raises(RankFailedError, match="rank 1: OSError: disk full"):
         seat(store, 0, clock=clock).collect("write")
+
+
+def test_what_was_announced_to_an_earlier_run_and_came_late_is_not_heard() -> None:
+    """Seen in the simulation: a rank returned from a save that nobody had committed."""
+    store = new_store()
+    chair, other = seat(store, 0), seat(store, 2, timeout=0.2)
+    store.set("t/write/all", b"old outcome")
+    for council in (chair, other, seat(store, 1)):
+        council.report("write", b"files", word=b"new ")
+    with pytest.raises(DeadlineError, match="has not answered"):
+        other.hear("write", word=b"new ")
+    chair.announce("write", b"outcome", word=b"new ")
+    assert other.hear("write", word=b"new ") == b"outcome"
+
+
+def test_what_was_reported_in_an_earlier_run_and_came_late_is_not_collected() -> None:
+    store = new_store()
+    chair = seat(store, 0, timeout=0.3)
+    store.set("t/write/1", b"old files")
+    store.add("t/write/count", 1)
+    for council in (chair, seat(store, 2)):
+        council.report("write", b"files", word=b"new ")
+    with pytest.raises(DeadlineError, match="write: rank 1 of 3 did not report"):
+        chair.collect("write", word=b"new ")
+    seat(store, 1).report("write", b"files", word=b"new ")
+    assert chair.collect("write", word=b"new ") == {rank: b"files" for rank in range(3)}

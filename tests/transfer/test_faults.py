@@ -340,10 +340,10 @@ def test_a_second_file_that_cannot_be_made_leaves_none(
 class AnnouncementLost(StoreCouncil):
     """Its Store fails whenever the outcome is to be announced."""
 
-    def announce(self, phase: str, note: bytes) -> None:
+    def announce(self, phase: str, note: bytes, *, word: bytes = b"") -> None:
         if phase == "write":
             raise RankFailedError({self.me: "the c10d Store does not answer"}, phase)
-        super().announce(phase, note)
+        super().announce(phase, note, word=word)
 
 
 def test_a_committed_save_does_not_fail_on_the_rank_that_cannot_announce_it() -> None:

@@ -51,20 +51,25 @@ class Council(Protocol):
     def ranks(self) -> Sequence[int]: ...
     @property
     def chair(self) -> int: ...
-    def report(self, phase: str, note: bytes) -> None:
-        """Tell the chair."""
+    def report(self, phase: str, note: bytes, *, word: bytes = b"") -> None:
+        """Tell the chair. What has a word is taken only by those who expect it.
+
+        Else a note of an earlier run, which came to the Store when that was over, might be taken.
+        """
         ...
 
-    def collect(self, phase: str, ranks: Sequence[int] | None = None) -> Mapping[int, bytes]:
-        """On the chair: what every rank reported, or each of `ranks`."""
+    def collect(
+        self, phase: str, ranks: Sequence[int] | None = None, *, word: bytes = b""
+    ) -> Mapping[int, bytes]:
+        """On the chair: what every rank reported, or each of `ranks`, with this word."""
         ...
 
-    def announce(self, phase: str, note: bytes) -> None:
+    def announce(self, phase: str, note: bytes, *, word: bytes = b"") -> None:
         """On the chair: tell everyone."""
         ...
 
-    def hear(self, phase: str) -> bytes:
-        """What the chair announced."""
+    def hear(self, phase: str, *, word: bytes = b"") -> bytes:
+        """What the chair announced, with this word."""
         ...
 
     def look(self, phase: str) -> None:
@@ -88,16 +93,18 @@ class SoloCouncil:
         self.ranks: Sequence[int] = (me,)
         self._notes: dict[str, bytes] = {}
 
-    def report(self, phase: str, note: bytes) -> None:
+    def report(self, phase: str, note: bytes, *, word: bytes = b"") -> None:
         self._notes[phase] = note
 
-    def collect(self, phase: str, ranks: Sequence[int] | None = None) -> Mapping[int, bytes]:
+    def collect(
+        self, phase: str, ranks: Sequence[int] | None = None, *, word: bytes = b""
+    ) -> Mapping[int, bytes]:
         return {self.me: self._notes[phase]}
 
-    def announce(self, phase: str, note: bytes) -> None:
+    def announce(self, phase: str, note: bytes, *, word: bytes = b"") -> None:
         self._notes[f"{phase}/all"] = note
 
-    def hear(self, phase: str) -> bytes:
+    def hear(self, phase: str, *, word: bytes = b"") -> bytes:
         return self._notes[f"{phase}/all"]
 
     def look(self, phase: str) -> None:
@@ -139,35 +146,47 @@ class StoreCouncil:
         self._seat: int | None = None
         """Which of those who came to this council I am, from 1; 0 if that was not to be learnt."""
 
-    def report(self, phase: str, note: bytes) -> None:
+    def report(self, phase: str, note: bytes, *, word: bytes = b"") -> None:
         self._remember(phase)
         with self._asking(phase):
-            self._store.set(self._key(phase, self.me), note)
+            self._store.set(self._key(phase, self.me), word + note)
             self._store.add(self._key(phase, "count"), 1)
 
-    def collect(self, phase: str, ranks: Sequence[int] | None = None) -> Mapping[int, bytes]:
+    def collect(
+        self, phase: str, ranks: Sequence[int] | None = None, *, word: bytes = b""
+    ) -> Mapping[int, bytes]:
         self._remember(phase)
         with self._asking(phase):
-            return self._collect(phase, self.ranks if ranks is None else ranks)
+            return self._collect(phase, self.ranks if ranks is None else ranks, word)
 
-    def _collect(self, phase: str, ranks: Sequence[int]) -> Mapping[int, bytes]:
-        keys = [self._key(phase, rank) for rank in ranks]
+    def _collect(self, phase: str, ranks: Sequence[int], word: bytes) -> Mapping[int, bytes]:
         pause = _FIRST_PAUSE
-        while not self._are_there(phase, keys):
+        while (notes := self._counted(phase, ranks, word)) is None:
             self._raise_failure()
             if self._clock.monotonic() > self._deadline:
-                self._require_all(phase, ranks)
-                break
+                return self._require_all(phase, ranks, word)
             # Short waits outside the Store: its lock also serves the training's own calls.
             self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-        return dict(zip(ranks, self._get_all(keys), strict=True))
+        return notes
 
-    def _are_there(self, phase: str, keys: list[str]) -> bool:
+    def _counted(self, phase: str, ranks: Sequence[int], word: bytes) -> Mapping[int, bytes] | None:
         # The count is quickly asked for, but it does not tell whose notes were counted: asking for
         # one that is not there would wait within the Store, for as long as the Store likes.
         counted = self._store.add(self._key(phase, "count"), 0)
-        return counted >= len(keys) and self._store.check(keys)
+        return self._reported(phase, ranks, word) if counted >= len(ranks) else None
+
+    def _reported(
+        self, phase: str, ranks: Sequence[int], word: bytes
+    ) -> Mapping[int, bytes] | None:
+        """What each of these ranks has reported; None unless all have."""
+        keys = [self._key(phase, rank) for rank in ranks]
+        if not self._store.check(keys):
+            return None
+        notes = self._get_all(keys)
+        if not all(note.startswith(word) for note in notes):
+            return None
+        return {rank: note[len(word) :] for rank, note in zip(ranks, notes, strict=True)}
 
     def _get_all(self, keys: list[str]) -> list[bytes]:
         # Not every Store can answer for several keys at once: a FileStore cannot.
@@ -175,26 +194,26 @@ class StoreCouncil:
             return self._store.multi_get(keys)
         return [self._store.get(key) for key in keys]
 
-    def announce(self, phase: str, note: bytes) -> None:
+    def announce(self, phase: str, note: bytes, *, word: bytes = b"") -> None:
         self._remember(phase)
         with self._asking(phase):
-            self._store.set(self._key(phase, "all"), note)
+            self._store.set(self._key(phase, "all"), word + note)
 
-    def hear(self, phase: str) -> bytes:
+    def hear(self, phase: str, *, word: bytes = b"") -> bytes:
         self._remember(phase)
         with self._asking(phase):
-            return self._hear(phase, self._key(phase, "all"))
+            return self._hear(phase, word)
 
-    def _hear(self, phase: str, key: str) -> bytes:
+    def _hear(self, phase: str, word: bytes) -> bytes:
         pause = _FIRST_PAUSE
         grace = min(_GRACE * self._timeout, _MAX_GRACE_SECONDS)
-        while not self._store.check([key]):
+        while (note := self._announced(phase, word)) is None:
             self._raise_failure()
             if self._clock.monotonic() > self._deadline:
                 if grace and self._has_chair_come():
                     self._deadline, grace = self._deadline + grace, 0.0
                     continue
-                if self._store.check([key]):
+                if (note := self._announced(phase, word)) is not None:
                     # Announced just now: a chair that has left has taken its own notes with it.
                     break
                 # A process that was stopped for a while has not heard what was said meanwhile.
@@ -202,7 +221,12 @@ class StoreCouncil:
                 raise self._unanswered(phase)
             self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-        return self._store.get(key)
+        return note
+
+    def _announced(self, phase: str, word: bytes) -> bytes | None:
+        key = self._key(phase, "all")
+        note = self._store.get(key) if self._store.check([key]) else None
+        return note[len(word) :] if note is not None and note.startswith(word) else None
 
     def look(self, phase: str) -> None:
         with self._asking(phase):
@@ -313,9 +337,12 @@ class StoreCouncil:
             found += self._missing(phase, ranks[half:])
         return found[:_MAX_NAMED]
 
-    def _require_all(self, phase: str, ranks: Sequence[int]) -> None:
-        """Raise unless every rank has reported; one that died before it was counted has."""
-        late = [rank for rank in ranks if not self._store.check([self._key(phase, rank)])]
+    def _require_all(self, phase: str, ranks: Sequence[int], word: bytes) -> Mapping[int, bytes]:
+        """What was reported; raise unless every rank has, counted or not: it may have died then."""
+        notes: dict[int, bytes] = {}
+        for rank in ranks:
+            notes |= self._reported(phase, [rank], word) or {}
+        late = [rank for rank in ranks if rank not in notes]
         if late:
             # As in `_hear`: this process may have been stopped.
             self._raise_failure()
@@ -323,6 +350,7 @@ class StoreCouncil:
                 f"{phase}: {name_ranks(late)} of {len(ranks)} did not report within "
                 f"{self._timeout:g} s; nothing was committed"
             )
+        return notes
 
     def leave(self, *, done: bool) -> None:
         # With the Store, what was left in it is gone, too.

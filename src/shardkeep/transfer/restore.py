@@ -328,11 +328,12 @@ def _unexpected_on_all(
 
 def _compare(council: Council, save_id: str) -> None:
     """All ranks have read the same checkpoint."""
-    council.report("load", save_id.encode())
+    word = save_id.encode()
+    council.report("load", word)
     if council.me == council.chair:
         _require_one_save(council.collect("load"))
-        council.announce("load", b"ok")
-    council.hear("load")
+        council.announce("load", b"", word=word)
+    council.hear("load", word=word)
 
 
 def _require_one_save(save_ids: Mapping[int, bytes]) -> None:

@@ -120,6 +120,8 @@ class _Save:
         self.timings = timings
         self.is_chair = council.me == council.chair
         self.phase = "plan"
+        self.word = b""
+        """What all ranks know of this attempt, and no other has."""
         self.written: tuple[str, list[FileRecord]] | None = None
         self.reported = False
         self.tried_to_commit = False
@@ -132,6 +134,7 @@ class _Save:
     def _run(self) -> SaveOutcome:
         try:
             agreement = self._enter("plan", self._agree)
+            self.word = agreement.save_id.encode()
             layouts = agreement.layouts(self.view, self.planning.digest)
             records = self._enter("write", lambda: self._write(agreement, layouts))
             outcome = self._enter("commit", lambda: self._finish(agreement, layouts, records))
@@ -222,7 +225,7 @@ class _Save:
             host_key(),
         )
         self.reported = True
-        self.council.report("write", msgspec.json.encode(wrote))
+        self.council.report("write", msgspec.json.encode(wrote), word=self.word)
         if self.is_chair:
             outcome = self._chair_commit(agreement)
         else:
@@ -248,14 +251,14 @@ class _Save:
     def _keep_manifest(self) -> None:
         """Beside the files of this host, too. The checkpoint stands, also if this fails."""
         with suppress(ShardkeepError):
-            manifest = self.council.hear("manifest")
+            manifest = self.council.hear("manifest", word=self.word)
             self.replaced = committed_manifest(self.storage)
             commit(self.storage, manifest, self.replaced)
             self._remove_replaced()
 
     def _hear_outcome(self, save_id: str) -> Outcome:
         try:
-            return msgspec.json.decode(self.council.hear("write"), type=Outcome)
+            return msgspec.json.decode(self.council.hear("write", word=self.word), type=Outcome)
         except RankFailedError as error:
             # The chair may have been done first, and have ended, and the Store with it.
             is_store_gone = list(error.failures) == [self.council.me]
@@ -286,13 +289,13 @@ class _Save:
         )
 
     def _chair_commit(self, agreement: Agreement) -> Outcome:
-        notes = self.council.collect("write")
+        notes = self.council.collect("write", word=self.word)
         start = self.timings.clock()
         wrote = {rank: msgspec.json.decode(note, type=Wrote) for rank, note in notes.items()}
         differ = find_divergence({rank: one.replicas for rank, one in wrote.items()})
         if differ is not None:
             outcome = Outcome(0, list(differ))
-            self.council.announce("write", msgspec.json.encode(outcome))
+            self.council.announce("write", msgspec.json.encode(outcome), word=self.word)
             return outcome
         require_same_sources(agreement, {rank: one.sources for rank, one in wrote.items()})
         records = sorted(
@@ -331,8 +334,8 @@ class _Save:
         for _ in range(2):
             with suppress(RankFailedError):
                 if self.options.hosts is not None:
-                    self.council.announce("manifest", manifest)
-                self.council.announce("write", msgspec.json.encode(outcome))
+                    self.council.announce("manifest", manifest, word=self.word)
+                self.council.announce("write", msgspec.json.encode(outcome), word=self.word)
                 break
 
     def _manifest(self, agreement: Agreement, records: Sequence[FileRecord]) -> Manifest:
