@@ -20,6 +20,7 @@ PACKAGES = (
     "torch",
     "safetensors",
     "orbax-checkpoint",
+    "megatron-core",
     "tensorstore",
     "torchsnapshot",
     "torch_checkpointing",

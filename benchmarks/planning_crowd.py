@@ -32,7 +32,9 @@ class Crowd(SoloCouncil):
         self.seconds = 0.0
         """Spent on making up reports: no work of the coordinator's."""
 
-    def collect(self, phase: str, ranks: Sequence[int] | None = None) -> Mapping[int, bytes]:
+    def collect(
+        self, phase: str, ranks: Sequence[int] | None = None, *, word: bytes = b""
+    ) -> Mapping[int, bytes]:
         start = time.process_time()
         mine = self._notes[phase]
         made = self._wrote(mine) if phase == "write" else dict.fromkeys(self.ranks, mine)

@@ -12,6 +12,7 @@ LIBRARIES = {
     OURS: OURS,
     DCP: DCP,
     "Orbax": "Orbax",
+    "Megatron": "Megatron",
     "torchsnapshot": "torchsnapshot",
     "torch_checkpointing": "torch_checkpointing",
     "safetensors": "safetensors",

@@ -7,10 +7,16 @@ They live in an environment of their own; one that is not installed does not tak
 
 import asyncio
 import errno
+import logging
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from benchmarks.contenders.contender import Contender
 from benchmarks.stored_states import State
@@ -132,6 +138,53 @@ class TorchCheckpointing(Contender):
         for name, tensor in found["state"].items():
             if tensor is not state[name]:
                 state[name].copy_(tensor)
+
+
+class Megatron(Contender):
+    """Megatron Core's dist_checkpointing, in its default format; it always syncs its files.
+
+    Its calls that ask CUDA for a device, and wait for one, are answered for the CPU.
+    """
+
+    name = "Megatron"
+
+    def __init__(self, *, durable: bool = False) -> None:
+        self.save_act = "save, fsync" if durable else "save"
+
+    def prepare(self) -> None:
+        # It says at import which accelerators are not there, and at every load what torch renamed.
+        logging.getLogger("megatron").setLevel(logging.ERROR)
+        warnings.filterwarnings("ignore", module="megatron")
+        from megatron.core import dist_checkpointing
+
+        self.module = dist_checkpointing
+
+    def save(self, state: State, path: Path) -> None:
+        path.mkdir(exist_ok=True)
+        with _no_cuda():
+            self.module.save(self._described(state), str(path))
+
+    def load(self, state: State, path: Path) -> None:
+        # Into the tensors themselves.
+        with _no_cuda():
+            self.module.load(self._described(state), str(path))
+
+    def _described(self, state: State) -> dict[str, Any]:
+        return {name: self._sharded(name, tensor) for name, tensor in state.items()}
+
+    def _sharded(self, name: str, tensor: torch.Tensor) -> Any:
+        make = self.module.ShardedTensor.from_rank_offsets
+        if not isinstance(tensor, DTensor):
+            return make(name, tensor)
+        mesh = tensor.device_mesh
+        return make(name, tensor.to_local(), (0, mesh.get_local_rank(), mesh.size()))
+
+
+@contextmanager
+def _no_cuda() -> Generator[None]:
+    waits = patch.object(torch.cuda, "synchronize", lambda: None)
+    with waits, patch.object(torch.cuda, "current_device", lambda: "cpu"):
+        yield
 
 
 def peers() -> list[Contender]:

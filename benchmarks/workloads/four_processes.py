@@ -6,6 +6,7 @@ once, and by all ranks alike.
 
 from benchmarks.asked import Asked
 from benchmarks.contenders.own import Shardkeep
+from benchmarks.contenders.peers import Megatron
 from benchmarks.contenders.raw import Raw
 from benchmarks.contenders.torch_ways import Dcp
 from benchmarks.figures import Figure
@@ -22,11 +23,12 @@ def run(asked: Asked) -> list[Figure]:
     figures: list[Figure] = []
     for placing in (Placing.ROWS, Placing.HSDP):
         if asked.has(placing.value):
+            others = asked.unless_quick([Megatron()]) if placing is Placing.ROWS else []
             race = Race(
                 NAME,
                 placing.value,
                 large(asked.quick),
-                asked.chosen([Shardkeep(), Raw(), Dcp(), Dcp(2)]),
+                asked.chosen([Shardkeep(), Raw(), Dcp(), Dcp(2), *others]),
                 asked.turns(5, 1),
                 ranks=RANKS,
                 placing=placing,

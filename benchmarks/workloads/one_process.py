@@ -7,7 +7,7 @@ on the disk: into the page cache, with fsync, and read back warm and cold.
 from benchmarks.asked import Asked
 from benchmarks.contenders.contender import Contender
 from benchmarks.contenders.own import RecycledFiles, Shardkeep
-from benchmarks.contenders.peers import peers
+from benchmarks.contenders.peers import Megatron, peers
 from benchmarks.contenders.raw import Raw, RawAndHashed
 from benchmarks.contenders.torch_ways import Dcp, Safetensors, TorchSave
 from benchmarks.figures import Figure
@@ -34,11 +34,13 @@ def run(asked: Asked) -> list[Figure]:
     figures: list[Figure] = []
     if asked.has("tmpfs"):
         again = [RecycledFiles(), Raw(recycled=True)]
-        contenders = asked.chosen([*_fresh(), *asked.unless_quick(peers()), *again])
+        others = asked.unless_quick([*peers(), Megatron()])
+        contenders = asked.chosen([*_fresh(), *others, *again])
         turns = asked.turns(5, 2)
         figures += Race(NAME, "tmpfs", shapes, contenders, turns, place=TMPFS).run()
     if asked.has("disk"):
-        contenders = asked.chosen([*_fresh(), *asked.unless_quick(peers()), *_durable()])
+        others = asked.unless_quick([*peers(), Megatron(durable=True)])
+        contenders = asked.chosen([*_fresh(), *others, *_durable()])
         turns = asked.turns(3, 1)
         figures += Race(NAME, "disk", shapes, contenders, turns, place=BUILD).run()
     return figures

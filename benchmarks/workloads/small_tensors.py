@@ -3,7 +3,7 @@
 from benchmarks.asked import Asked
 from benchmarks.contenders.contender import Contender
 from benchmarks.contenders.own import Shardkeep
-from benchmarks.contenders.peers import peers
+from benchmarks.contenders.peers import Megatron, peers
 from benchmarks.contenders.raw import Raw
 from benchmarks.contenders.torch_ways import Dcp, Safetensors, TorchSave
 from benchmarks.figures import DCP, Figure
@@ -21,7 +21,7 @@ def run(asked: Asked) -> list[Figure]:
     ours: list[Contender] = [Shardkeep(), Raw(), Dcp()]
     figures: list[Figure] = []
     if asked.has(ALONE):
-        others = asked.unless_quick(peers())
+        others = asked.unless_quick([*peers(), Megatron()])
         contenders = asked.chosen([*ours, Safetensors(), TorchSave(), *others])
         once = [one.name for one in others]
         figures += Race(NAME, ALONE, shapes, contenders, asked.turns(3, 1), once=once).run()

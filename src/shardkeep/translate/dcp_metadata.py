@@ -239,6 +239,7 @@ def _path_of(*parts: Any) -> None:
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _FILES = "torch.distributed.checkpoint.filesystem"
+_PLANNER = "torch.distributed.checkpoint.planner"
 _KNOWN: Known = {
     **dtype_names(),
     **{
@@ -254,6 +255,12 @@ _KNOWN: Known = {
         )
     },
     **{(_FILES, name): record(name) for name in ("_StorageInfo", "_StoragePrefix")},
+    # Megatron keeps the plans of all ranks beside what they came to. They are not looked at.
+    **{
+        (_PLANNER, name): record(name)
+        for name in ("SavePlan", "WriteItem", "TensorWriteData", "BytesIOWriteData")
+    },
+    (_PLANNER, "WriteItemType"): _one,
     # Where earlier versions of torch had them.
     ("torch.distributed._shard.sharded_tensor.metadata", "TensorProperties"): record(
         "TensorProperties"
