@@ -79,4 +79,4 @@ def test_a_summary_takes_each_library_at_its_best_and_leaves_out_what_we_did_not
     figures = [*saves(shardkeep=1.0, dcp=3.0, dcp2=1.5), *saves(**{"torch.save": 0.5})]
     figures.append(Figure("W1", "tmpfs", "load", "DCP", (1.0,)))
     _, _, *rows = summary(figures).splitlines()
-    assert rows == ["| save 2 GiB, one process | 1.00 s | 1.50 s |  |  |  |  | **500 ms** |"]
+    assert rows == ["| save 2 GiB, one process | 1.00 s | 1.50 s |  |  |  |  |  | **500 ms** |"]
