@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 
 import shardkeep as sk
-from benchmarks.contenders.raw import halves, views_of
+from benchmarks.contenders.raw import shares, views_of
 from benchmarks.stored_states import State, locals_of, share_of
 from shardkeep.transfer.share import Share
 from torture.object_servers import BUCKET, S3Server
@@ -79,7 +79,7 @@ class Plain:
 
         store, own = self._store(), views_of(share_of(state))
         # Thousands of small ones are joined first.
-        parts = halves(own if len(own) <= 1000 else [memoryview(b"".join(own))])
+        parts = shares(own if len(own) <= 1000 else [memoryview(b"".join(own))], 2)
 
         def upload(number: int) -> None:
             key, views = f"{path}/{dist.get_rank()}-{number}", parts[number]

@@ -82,7 +82,8 @@ def _work(rank: int, size: int, port: int, act: Callable[[], object], answers: C
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     # What torchrun sets: background processes of others look for it.
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     try:
         # The store that torchrun's jobs have.
         store = dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0)  # pyright: ignore

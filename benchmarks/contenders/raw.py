@@ -13,16 +13,19 @@ import xxhash
 from benchmarks.contenders.contender import Contender, Load
 from benchmarks.figures import RAW
 from benchmarks.stored_states import State, locals_of, share_of
+from shardkeep.transfer.threads import thread_count
 from shardkeep.transfer.write import BLOCK_NBYTES
 
-THREADS = 2
 # Larger calls are slower: what they write leaves the cache.
 _CALL_NBYTES = 2**20
 _CALL_BUFFERS = 256
 
 
 class Raw(Contender):
-    """Plain writes from tensor memory and reads into it, two threads with a file each."""
+    """Plain writes from tensor memory and reads into it, by as many threads as shardkeep has.
+
+    Each has a file of its own.
+    """
 
     name = RAW
     is_peer = False
@@ -58,10 +61,10 @@ class RawOfOthers(Raw):
     """Loads as many bytes as the state has here, from files that another number of ranks wrote."""
 
     def load(self, state: State, path: Path) -> None:
-        files, size = sorted(path.iterdir()), dist.get_world_size() * THREADS
-        shares = [files[n::size] for n in range(dist.get_rank(), size, dist.get_world_size())]
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(_read_all, shares, halves(views_of(locals_of(state)))))
+        files, size = sorted(path.iterdir()), dist.get_world_size() * thread_count(None)
+        own = [files[n::size] for n in range(dist.get_rank(), size, dist.get_world_size())]
+        with ThreadPoolExecutor(len(own)) as pool:
+            list(pool.map(_read_all, own, shares(views_of(locals_of(state)), len(own))))
 
 
 def _read_all(files: Sequence[Path], views: Sequence[memoryview]) -> None:
@@ -84,20 +87,25 @@ def views_of(tensors: Sequence[torch.Tensor]) -> list[memoryview]:
 
 
 def _in_threads(tensors: Sequence[torch.Tensor], path: Path, act: Callable[..., None]) -> None:
-    files = [path / f"{dist.get_rank()}-{number}" for number in range(THREADS)]
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(act, files, halves(views_of(tensors))))
+    files = [path / f"{dist.get_rank()}-{number}" for number in range(thread_count(None))]
+    with ThreadPoolExecutor(len(files)) as pool:
+        list(pool.map(act, files, shares(views_of(tensors), len(files))))
 
 
-def halves(views: Sequence[memoryview]) -> list[list[memoryview]]:
-    """As many bytes for each of two threads; a view may be cut."""
-    half, first = sum(map(len, views)) // 2, list[memoryview]()
-    for number, view in enumerate(views):
-        if len(view) >= half:
-            return [[*first, view[:half]], [view[half:], *views[number + 1 :]]]
-        first.append(view)
-        half -= len(view)
-    return [first, []]
+def shares(views: Sequence[memoryview], count: int) -> list[list[memoryview]]:
+    """As many bytes for each of so many threads; a view may be cut."""
+    found: list[list[memoryview]] = [[]]
+    fair = -(-sum(map(len, views)) // count)
+    room = fair
+    for view in views:
+        rest = view
+        while len(rest) > room:
+            found[-1].append(rest[:room])
+            found.append([])
+            rest, room = rest[room:], fair
+        found[-1].append(rest)
+        room -= len(rest)
+    return [*found, *([] for _ in range(count - len(found)))]
 
 
 def _write(file: Path, views: Sequence[memoryview], *, durable: bool) -> None:

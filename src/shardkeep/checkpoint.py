@@ -34,12 +34,12 @@ from shardkeep.transfer.replicas import CheckReplicas
 from shardkeep.transfer.restore import LoadOptions, LoadReport, OpenSource, build, restore
 from shardkeep.transfer.save import SaveOptions, Timings, run_save
 from shardkeep.transfer.share import Share, Sharing, check_share, sharing_of
+from shardkeep.transfer.threads import thread_count
 from shardkeep.translate.opening import open_source
 
 Path = str | os.PathLike[str] | Storage
 SnapshotKind = Literal["copy", "fork"]
 
-THREADS = 2
 TIMEOUT = 1800.0
 # Memory for as many snapshots: one being written, and one more that waits for it.
 _SNAPSHOTS = 2
@@ -67,7 +67,7 @@ def save(
     durable: bool = True,
     timeout: float = TIMEOUT,
     check_replicas: CheckReplicas = "sample",
-    threads: int = THREADS,
+    threads: int | None = None,
     metadata: Mapping[str, Json] | None = None,
     group: Any = None,
     progress: Progress | None = None,
@@ -80,8 +80,9 @@ def save(
 
     `durable=False` does not wait until the bytes survive a loss of power. No rank waits longer than
     `timeout` seconds for the others. What several ranks hold is compared as `check_replicas` says:
-    "sample", "all" or "none". Each rank writes `threads` files at once. `metadata` is a JSON object
-    of your own. `progress` is called with the bytes done and the bytes in all.
+    "sample", "all" or "none". Each rank writes `threads` files at once: two, or one
+    where the ranks of a host have a core each. `metadata` is a JSON object of your own. `progress`
+    is called with the bytes done and the bytes in all.
     """
     return save_now(
         state,
@@ -105,7 +106,7 @@ def save_now(
     durable: bool,
     timeout: float,
     check_replicas: CheckReplicas,
-    threads: int,
+    threads: int | None,
     metadata: Mapping[str, Json] | None,
     group: Any,
     progress: Progress | None = None,
@@ -133,7 +134,7 @@ def save_async(
     durable: bool = True,
     timeout: float = TIMEOUT,
     check_replicas: CheckReplicas = "sample",
-    threads: int = THREADS,
+    threads: int | None = None,
     metadata: Mapping[str, Json] | None = None,
     snapshot: SnapshotKind = "copy",
     group: Any = None,
@@ -171,7 +172,7 @@ def begin_save(
     durable: bool,
     timeout: float,
     check_replicas: CheckReplicas,
-    threads: int,
+    threads: int | None,
     metadata: Mapping[str, Json] | None,
     snapshot: SnapshotKind,
     group: Any,
@@ -288,19 +289,18 @@ def source_at(path: Path) -> Generator[Opened]:
 
 def checked_options(
     overwrite: bool,
-    threads: int,
+    threads: int | None,
     check_replicas: CheckReplicas,
     metadata: Mapping[str, Json] | None,
     meter: Meter,
     hosts: Hosts | None = None,
 ) -> SaveOptions:
     """How to save, once all of it makes sense."""
-    if threads < 1:
-        raise InvalidError(f"threads must be at least 1, got {threads}")
+    count = thread_count(threads)
     if check_replicas not in ("sample", "all", "none"):
         raise InvalidError(f"check_replicas is 'sample', 'all' or 'none', got {check_replicas!r}")
     check_json(dict(metadata or {}), "metadata")
-    return SaveOptions(overwrite, threads, check_replicas, dict(metadata or {}), meter, hosts)
+    return SaveOptions(overwrite, count, check_replicas, dict(metadata or {}), meter, hosts)
 
 
 def load(
@@ -311,7 +311,7 @@ def load(
     strict: bool = True,
     cast: bool = False,
     verify: bool = True,
-    threads: int = THREADS,
+    threads: int | None = None,
     device: torch.device | str | None = None,
     timeout: float = TIMEOUT,
     group: Any = None,
@@ -334,7 +334,8 @@ def load(
     check_share(share)
     if into is None:
         with Meter("loading", progress, show=True) as meter:
-            options = LoadOptions(keys, strict, cast, verify, threads, _device(device), meter)
+            count = thread_count(threads)
+            options = LoadOptions(keys, strict, cast, verify, count, _device(device), meter)
             return build(lambda: source_at(path), RankGroup.of(group).me, options)
 
     def make_sharing(council: Council, opened: Opened) -> Sharing | None:
@@ -365,7 +366,7 @@ def load_from(
     strict: bool,
     cast: bool,
     verify: bool,
-    threads: int,
+    threads: int | None,
     device: torch.device | str | None,
     timeout: float,
     group: Any,
@@ -375,7 +376,8 @@ def load_from(
     council = council_of(group, act="load", timeout=timeout)
     with Meter("loading", progress, show=council.me == council.chair) as meter:
         with heard_by_all(council, "load"):
-            options = LoadOptions(keys, strict, cast, verify, threads, _device(device), meter)
+            count = thread_count(threads)
+            options = LoadOptions(keys, strict, cast, verify, count, _device(device), meter)
         return restore(
             open_source, into, council, options, lambda opened: make_sharing(council, opened)
         )
@@ -385,28 +387,29 @@ def _device(device: torch.device | str | None) -> torch.device | None:
     return torch.device(device) if device is not None else None
 
 
-def open(path: Path, *, threads: int = THREADS) -> Checkpoint:
+def open(path: Path, *, threads: int | None = None) -> Checkpoint:
     """A checkpoint to look into: keys, shapes, slices, verification. Reads only what is asked."""
+    count = thread_count(threads)
     opened = open_source(path)
-    return Checkpoint(opened, threads=threads, owns_storage=opened.storage is not path)
+    return Checkpoint(opened, threads=count, owns_storage=opened.storage is not path)
 
 
 def explain(
-    path: Path, into: Any, *, keys: Sequence[str] | None = None, threads: int = THREADS
+    path: Path, into: Any, *, keys: Sequence[str] | None = None, threads: int | None = None
 ) -> LoadExplanation:
     """What loading the checkpoint into `into` would do on this rank; reads no tensor data."""
     with source_at(path) as opened:
-        return explain_load(opened, into, RankGroup.of().me, keys, threads)
+        return explain_load(opened, into, RankGroup.of().me, keys, thread_count(threads))
 
 
 def explain_save(
-    state: Any, *, threads: int = THREADS, timeout: float = TIMEOUT, group: Any = None
+    state: Any, *, threads: int | None = None, timeout: float = TIMEOUT, group: Any = None
 ) -> SaveExplanation:
     """What saving `state` would write, rank by rank; raises the conflicts a save would. SPMD."""
     council = council_of(group, act="explain", timeout=timeout)
     with heard_by_all(council, "explain"):
-        kept = keep_state(state)
-    return explain_saving(kept, council, threads)
+        kept, count = keep_state(state), thread_count(threads)
+    return explain_saving(kept, council, count)
 
 
 def prune(path: Path, *, dry_run: bool = False) -> PruneReport:

@@ -14,7 +14,6 @@ from typing import Any, Literal, Self
 import torch
 
 from shardkeep.checkpoint import (
-    THREADS,
     TIMEOUT,
     SaveResult,
     SnapshotKind,
@@ -39,6 +38,7 @@ from shardkeep.transfer.retain import RunPrune, prune_run
 from shardkeep.transfer.share import Share
 from shardkeep.transfer.signals import SAVE_AND_STOP, SignalWatch
 from shardkeep.transfer.steps import RUN_KEY, encode_metrics, newest, read_steps, step_name
+from shardkeep.transfer.threads import thread_count
 from shardkeep.transfer.tiered_choice import Found
 from shardkeep.transfer.tiers import Tiers
 
@@ -85,7 +85,7 @@ class Checkpointer:
         durable: bool = True,
         timeout: float = TIMEOUT,
         check_replicas: CheckReplicas = "sample",
-        threads: int = THREADS,
+        threads: int | None = None,
         snapshot: SnapshotKind = "copy",
         local: str | os.PathLike[str] | None = None,
         keep_local: int = 2,
@@ -134,7 +134,7 @@ class Checkpointer:
                 group=group,
                 durable=durable,
                 timeout=timeout,
-                threads=threads,
+                threads=thread_count(threads),
                 recycle=recycle,
             )
         self._signals = SignalWatch() if on_signal else None

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from shardkeep.checkpoint import (
-    THREADS,
     TIMEOUT,
     Path,
     SaveResult,
@@ -22,6 +21,7 @@ from shardkeep.manifest import Json
 from shardkeep.transfer.groups import council_of
 from shardkeep.transfer.progress import Meter, Progress
 from shardkeep.transfer.save import Timings
+from shardkeep.transfer.threads import thread_count
 from shardkeep.translate.exporting import ExportFormat, ExportReport, export
 from shardkeep.translate.importing import Wishes, imported
 from shardkeep.translate.opening import local_path
@@ -38,7 +38,7 @@ def import_checkpoint(
     overwrite: bool = False,
     durable: bool = True,
     timeout: float = TIMEOUT,
-    threads: int = THREADS,
+    threads: int | None = None,
     metadata: Mapping[str, Json] | None = None,
     group: Any = None,
     progress: Progress | None = None,
@@ -64,7 +64,7 @@ def import_checkpoint(
                     wishes,
                     ranks=council.ranks,
                     me=council.me,
-                    threads=threads,
+                    threads=options.threads,
                 )
             )
             if metadata is None:
@@ -83,7 +83,7 @@ def export_checkpoint(
     dtype: str | None = None,
     max_shard_nbytes: int = 5 * 10**9,
     max_memory_nbytes: int = 256 * 2**20,
-    threads: int = THREADS,
+    threads: int | None = None,
     force: bool = False,
     verify: bool = True,
     progress: Progress | None = None,
@@ -107,7 +107,7 @@ def export_checkpoint(
             dtype=dtype,
             max_shard_nbytes=max_shard_nbytes,
             max_memory_nbytes=max_memory_nbytes,
-            threads=threads,
+            threads=thread_count(threads),
             force=force,
             verify=verify,
         )

@@ -99,10 +99,10 @@ def export_(
     """
     from shardkeep.transfer.progress import Meter
     from shardkeep.transfer.team import Team
+    from shardkeep.transfer.threads import core_count
     from shardkeep.translate.exporting import export
     from shardkeep.translate.opening import local_path
     from shardkeep.view.opening import opened_checkpoint
-    from shardkeep.view.pieces import core_count
 
     team = this_team()
     sizes = parse_size(max_shard_size), parse_size(max_memory)

@@ -43,7 +43,7 @@ def launch() -> Launch:
 def this_team() -> Team:
     """The processes that share this command's work."""
     from shardkeep.transfer.team import join_team
-    from shardkeep.view.pieces import core_count
+    from shardkeep.transfer.threads import core_count
 
     threads = max(1, core_count() // _launch.on_this_host)
     return join_team(_launch.rank, _launch.size, threads)

@@ -82,13 +82,13 @@ from shardkeep.transfer.filling import fill_slots
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.own_values import own_value
 from shardkeep.transfer.progress import Meter
+from shardkeep.transfer.threads import thread_count
 from shardkeep.transfer.write import Job, OutChunk, write_files
 from shardkeep.translate.dcp_reading import unreadable
 from shardkeep.translate.opening import open_source
 
 PathLike = str | os.PathLike[str]
 
-THREADS = 2
 # Below this, a second file costs more than a second thread gains.
 _MIN_NBYTES_FOR_FILES = 16 * 2**20
 
@@ -128,17 +128,15 @@ class ShardkeepWriter(StorageWriter):
         *,
         overwrite: bool = False,
         durable: bool = True,
-        threads: int = THREADS,
+        threads: int | None = None,
         metadata: Mapping[str, Json] | None = None,
     ) -> None:
         super().__init__()
-        if threads < 1:
-            raise InvalidError(f"threads must be at least 1, got {threads}")
         check_json(dict(metadata or {}), "metadata")
         self._path = os.fspath(path)
         self._overwrite = overwrite
         self._durable = durable
-        self._threads = threads
+        self._threads = thread_count(threads)
         self._metadata = dict(metadata or {})
         self._world = 1
         self._save_id = ""
@@ -372,12 +370,10 @@ class ShardkeepReader(StorageReader):
     Every byte of ours is checked. A folder that DCP itself wrote is read without unpickling it.
     """
 
-    def __init__(self, path: PathLike, *, threads: int = THREADS) -> None:
+    def __init__(self, path: PathLike, *, threads: int | None = None) -> None:
         super().__init__()
-        if threads < 1:
-            raise InvalidError(f"threads must be at least 1, got {threads}")
         self._path = os.fspath(path)
-        self._threads = threads
+        self._threads = thread_count(threads)
         self._rank = 0
         self._save_id = ""
 

@@ -16,7 +16,7 @@ from shardkeep.layouts.placements import Placement
 from shardkeep.manifest import TensorRecord
 from shardkeep.transfer.cost import CostPlanner, Kind, ReadCost, total_cost
 from shardkeep.transfer.opened import Opened
-from shardkeep.view.pieces import core_count
+from shardkeep.transfer.threads import core_count
 from shardkeep.view.stages import stages_of
 
 _SPLITS = ("dp", "fsdp", "shard", "dp_shard")

@@ -7,7 +7,6 @@ threads, and many small ones by one.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -22,6 +21,7 @@ from shardkeep.transfer.load import BIT_DTYPES, Want, fill
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.read import Array
+from shardkeep.transfer.threads import core_count
 from shardkeep.view.workers import Act, can_fork, run_forked
 
 BATCH_NBYTES = 8 * 2**20
@@ -137,8 +137,3 @@ def run_all(
             # Else Ctrl-C would wait for all that has not begun yet, or is under way.
             meter.stopped = True
             pool.shutdown(cancel_futures=True)
-
-
-def core_count() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

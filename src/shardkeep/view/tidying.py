@@ -13,9 +13,9 @@ from shardkeep.storage import open_storage
 from shardkeep.transfer.copy_files import copy_checkpoint
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.retain import RunPrune, prune_run
+from shardkeep.transfer.threads import core_count
 from shardkeep.view.listing import shelf_of, steps_of
 from shardkeep.view.opening import opened_checkpoint
-from shardkeep.view.pieces import core_count
 from shardkeep.view.places import Place, place_of
 
 

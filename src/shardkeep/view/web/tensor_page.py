@@ -6,7 +6,7 @@ from typing import Any
 
 from shardkeep.manifest import parse_file_name
 from shardkeep.transfer.opened import Opened
-from shardkeep.view.pieces import core_count
+from shardkeep.transfer.threads import core_count
 
 _MOST_BOXES = 10_000
 _MOST_PLACED = 2_000

@@ -9,6 +9,7 @@ from typing import Any
 from shardkeep.plan.many_reads import Ranges
 from shardkeep.transfer.cost import CostPlanner, total_cost
 from shardkeep.transfer.opened import Opened
+from shardkeep.transfer.threads import core_count
 from shardkeep.view.explaining import (
     MeshCost,
     RanksCost,
@@ -17,7 +18,6 @@ from shardkeep.view.explaining import (
     share_out,
 )
 from shardkeep.view.keys import keys_of
-from shardkeep.view.pieces import core_count
 
 _MOST_RANKS = 16
 _MOST_PLANNED = 800_000
