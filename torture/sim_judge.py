@@ -48,9 +48,10 @@ class Attempt:
     failed: set[int] = field(default_factory=set[int])
     """Ranks that gave up."""
 
-    def is_innocent(self, rank: int) -> bool:
-        """Whether nothing has happened to any process of this rank."""
-        return not any(one.afflicted for one in self.processes[rank])
+    def is_innocent(self, rank: int, timeout: float) -> bool:
+        """Whether nothing has happened to any process of this rank that could make it late."""
+        processes = self.processes[rank]
+        return not any(one.afflicted or one.slow_seconds > timeout / 2 for one in processes)
 
     @cached_property
     def is_mixed(self) -> bool:
@@ -216,7 +217,7 @@ class Judge:
         if attempt.is_mixed or attempt.store.is_lossy or not attempt.begins_together:
             return
         blamed = [rank for run in found[2].split(", ") for rank in _ranks(run)]
-        innocent = [rank for rank in blamed if attempt.is_innocent(rank)]
+        innocent = [rank for rank in blamed if attempt.is_innocent(rank, self._timeout)]
         if innocent:
             self.complain(f"{process} blames {innocent}, to whom nothing has happened: {text}")
 

@@ -18,6 +18,7 @@ from shardkeep.transfer.clock import Clock
 
 Act = Callable[[], Any]
 _MAX_EVENTS = 20_000_000
+_SLOW_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class Process(Clock):
         self.stalled_seconds = 0.0
         self.afflicted = False
         """Whether anything befell it: only then others may blame it."""
+        self.slow_seconds = 0.0
+        """Spent on steps that took long without a fault, as a disk has them."""
         self.interrupted = False
         self._faults = faults or {}
         self._steps = 0
@@ -164,6 +167,7 @@ class Process(Clock):
     ) -> Any:
         """As `ask`, for what moves the protocol on: here is where faults befall it."""
         self._steps += 1
+        self.slow_seconds += seconds if seconds >= _SLOW_SECONDS else 0.0
         fault = self._faults.get(self._steps)
         if self.hub.trace is not None:
             act = self._traced(what, act)

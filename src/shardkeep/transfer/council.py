@@ -339,17 +339,15 @@ class StoreCouncil:
 
     def _require_all(self, phase: str, ranks: Sequence[int], word: bytes) -> Mapping[int, bytes]:
         """What was reported; raise unless every rank has, counted or not: it may have died then."""
-        notes: dict[int, bytes] = {}
-        for rank in ranks:
-            notes |= self._reported(phase, [rank], word) or {}
-        late = [rank for rank in ranks if rank not in notes]
-        if late:
-            # As in `_hear`: this process may have been stopped.
-            self._raise_failure()
-            raise DeadlineError(
-                f"{phase}: {name_ranks(late)} of {len(ranks)} did not report within "
-                f"{self._timeout:g} s; nothing was committed"
-            )
+        while (notes := self._reported(phase, ranks, word)) is None:
+            late = [rank for rank in ranks if self._reported(phase, [rank], word) is None]
+            if late:
+                # As in `_hear`: this process may have been stopped.
+                self._raise_failure()
+                raise DeadlineError(
+                    f"{phase}: {name_ranks(late)} of {len(ranks)} did not report within "
+                    f"{self._timeout:g} s; nothing was committed"
+                )
         return notes
 
     def leave(self, *, done: bool) -> None:
