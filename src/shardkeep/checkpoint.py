@@ -225,7 +225,7 @@ def _staged(state: Any, kind: SnapshotKind, timings: Timings) -> tuple[KeptState
     try:
         with timings.phase("stage"):
             kept = keep_state(state)
-            take = _stager.freeze if kind == "fork" else _stager.stage
+            take = _stager.freeze if kind == "fork" else _stager.copy
             snapshot = take(kept.memory)
     except BaseException:
         _background.give_back()

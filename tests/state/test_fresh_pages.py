@@ -1,77 +1,102 @@
-"""Memory comes in huge pages for as long as that is fast."""
+"""Fresh memory is asked for at once, in pages of the kind that comes sooner."""
 
 from __future__ import annotations
 
 import mmap
-from itertools import count
 from typing import Any
 
 import pytest
 import torch
 
-from shardkeep.state import huge_pages
+from shardkeep.state import fresh_pages
 from shardkeep.state.copies import Copies
-from shardkeep.state.huge_pages import Pace, want_huge_pages
+from shardkeep.state.fresh_pages import FreshPages
 
 MIB = 2**20
+POPULATE = 23
 
 
 class Libc:
-    """Keeps what is asked of it: where, how many bytes, and what."""
+    """Keeps what is asked of it; its pages come in a given time, by kind. All memory is fresh."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: dict[int, float]) -> None:
         self.asked: list[tuple[int, int, int]] = []
+        self.now = 0.0
+        self._seconds = seconds
 
     def madvise(self, start: Any, nbytes: Any, advice: int) -> None:
         self.asked.append((start.value, nbytes.value, advice))
+        self.now += self._seconds.get(advice, 0.0)
+
+    def mincore(self, start: Any, nbytes: Any, there: Any) -> None:
+        there._obj.value = 0
+
+    @property
+    def kinds(self) -> list[int]:
+        return [advice for _, _, advice in self.asked if advice != POPULATE]
 
 
-@pytest.fixture
-def libc(monkeypatch: pytest.MonkeyPatch) -> Libc:
-    fake = Libc()
-    monkeypatch.setattr(huge_pages, "_libc", fake)
-    return fake
+def fake(monkeypatch: pytest.MonkeyPatch, *, huge: float, small: float) -> Libc:
+    libc = Libc({mmap.MADV_HUGEPAGE: huge, mmap.MADV_NOHUGEPAGE: small})
+    monkeypatch.setattr(fresh_pages, "_libc", libc)
+    monkeypatch.setattr(fresh_pages.time, "thread_time", lambda: libc.now)
+    return libc
 
 
-def take_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Every copy takes so long."""
-    times = count(0.0, seconds)
-    monkeypatch.setattr(huge_pages.time, "thread_time", lambda: next(times))
-
-
-def test_whole_huge_pages_are_asked_for(libc: Libc) -> None:
-    room = torch.empty(9 * MIB, dtype=torch.uint8)
-    start = -room.data_ptr() % (2 * MIB)
-    want_huge_pages(room[start + 4096 : start + 7 * MIB])
-    assert libc.asked == [(room.data_ptr() + start + 2 * MIB, 4 * MIB, mmap.MADV_HUGEPAGE)]
-    want_huge_pages(room[start : start + MIB])
-    assert len(libc.asked) == 1
-
-
-def test_after_a_slow_copy_the_rest_takes_small_pages(
-    libc: Libc, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("huge", "small", "kind"),
+    [(0.1, 0.2, mmap.MADV_HUGEPAGE), (0.2, 0.1, mmap.MADV_NOHUGEPAGE)],
+)
+def test_both_kinds_are_tried_and_the_rest_takes_the_faster(
+    monkeypatch: pytest.MonkeyPatch, huge: float, small: float, kind: int
 ) -> None:
-    pace = Pace()
+    libc = fake(monkeypatch, huge=huge, small=small)
+    pages = FreshPages()
     one, other = torch.zeros(4 * MIB), torch.ones(4 * MIB)
-    take_time(monkeypatch, 0.01)
-    pace.copy(one, other)
-    # A small copy says nothing, however long it took.
-    take_time(monkeypatch, 9.0)
-    pace.copy(one[:8], other[:8])
-    assert (pace.is_slow, libc.asked) == (False, [])
-    pace.copy(one, other)
-    assert (pace.is_slow, libc.asked) == (True, [])
-    pace.copy(one[3:-5], other[3:-5] + 1)
-    ((start, nbytes, advice),) = libc.asked
-    assert advice == mmap.MADV_NOHUGEPAGE
-    assert start % mmap.PAGESIZE == 0
-    assert start <= one[3:].data_ptr() < start + mmap.PAGESIZE
-    assert start + nbytes == one[-5:].data_ptr()
-    assert one.tolist()[:4] == [1.0, 1.0, 1.0, 2.0]
+    for _ in range(8):
+        pages.copy(one, other)
+    assert libc.kinds[:4] == 2 * [mmap.MADV_HUGEPAGE, mmap.MADV_NOHUGEPAGE]
+    assert libc.kinds[4:] == 4 * [kind]
 
 
-def test_copies_are_the_same_at_any_pace(libc: Libc, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_time(monkeypatch, 9.0)
+def test_only_pages_that_are_all_its_own_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    libc = fake(monkeypatch, huge=0.1, small=0.2)
+    room = torch.zeros(8 * MIB, dtype=torch.uint8)
+    part = room[100:-100]
+    FreshPages().copy(part, torch.ones(len(part), dtype=torch.uint8))
+    assert [advice for _, _, advice in libc.asked] == [mmap.MADV_HUGEPAGE, POPULATE]
+    for start, nbytes, _ in libc.asked:
+        assert start % mmap.PAGESIZE == nbytes % mmap.PAGESIZE == 0
+        assert part.data_ptr() <= start
+        assert start + nbytes <= part.data_ptr() + part.nbytes
+    assert int(room.sum()) == len(part)
+
+
+def test_memory_that_has_its_pages_and_small_memory_are_just_filled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(fresh_pages, "_advise", lambda _, advice: asked.append(advice))
+    pages = FreshPages()
+    for numel in (16, 2 * MIB):
+        target = torch.zeros(numel)
+        target.fill_(3.0)
+        pages.copy(target, torch.ones(numel))
+        assert bool((target == 1).all())
+    assert asked == []
+
+
+def test_what_nobody_has_touched_is_fresh() -> None:
+    target = torch.empty(64 * MIB, dtype=torch.uint8)
+    pages = FreshPages()
+    assert fresh_pages._is_fresh(target)
+    pages.copy(target, torch.ones_like(target))
+    assert not fresh_pages._is_fresh(target)
+    assert bool((target == 1).all())
+
+
+def test_copies_are_the_same_whatever_pages_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    libc = fake(monkeypatch, huge=9.0, small=1.0)
     sources = [torch.arange(3 * MIB), torch.arange(2 * MIB).reshape(-1, 2).t(), torch.ones(5)]
     targets = [torch.zeros_like(source) for source in sources]
     copies = Copies(2)

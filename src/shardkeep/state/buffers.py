@@ -8,7 +8,6 @@ from typing import Any, cast
 import torch
 
 from shardkeep.errors import UnsupportedError
-from shardkeep.state.huge_pages import want_huge_pages
 
 _CUDA_HOST_REGISTER_PORTABLE = 1
 
@@ -36,10 +35,7 @@ class HostMemory:
     def allocate(self, nbytes: int) -> torch.Tensor:
         """`nbytes` fresh bytes, not initialised."""
         if not self.share_memory:
-            buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.pin_memory)
-            if not self.pin_memory:
-                want_huge_pages(buffer)
-            return buffer
+            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.pin_memory)
         buffer = torch.empty(nbytes, dtype=torch.uint8)
         buffer.share_memory_()
         if self.pin_memory:

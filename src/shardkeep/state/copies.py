@@ -7,11 +7,11 @@ from functools import partial
 
 import torch
 
-from shardkeep.state.huge_pages import Pace
+from shardkeep.state.fresh_pages import FreshPages
 
 # Below it, starting threads takes longer than they save.
 _WORTH_THREADS_NBYTES = 8 * 2**20
-_PIECE_NBYTES = 4 * 2**20
+_PIECE_NBYTES = 16 * 2**20
 
 
 class Copies:
@@ -35,17 +35,17 @@ class Copies:
         pieces = [piece for target, source in self._noted for piece in _cut(target, source)]
         shares = _shares(pieces, self._threads)
         with ThreadPoolExecutor(self._threads, "shardkeep-copy") as pool:
-            list(pool.map(partial(_copy, Pace()), shares))
+            list(pool.map(partial(_copy, FreshPages()), shares))
 
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def _copy(pace: Pace, pairs: list[Pair]) -> None:
+def _copy(pages: FreshPages, pairs: list[Pair]) -> None:
     # Whether gradients are recorded is a matter of each thread.
     with torch.no_grad():
         for target, source in pairs:
-            pace.copy(target, source)
+            pages.copy(target, source)
 
 
 def _cut(target: torch.Tensor, source: torch.Tensor) -> list[Pair]:

@@ -98,6 +98,11 @@ Memory: TypeAlias = torch.Tensor | FrozenTensor
 """What a save reads from."""
 
 
+def thawed(memory: Memory) -> torch.Tensor:
+    """The tensor itself, or a copy of one that is frozen."""
+    return memory.thawed() if isinstance(memory, FrozenTensor) else memory
+
+
 class Frozen:
     """This process's private memory at one moment, kept by a child until `release`."""
 

@@ -1,6 +1,6 @@
 """How does a tree get a twin in host memory, with its views, ties and strides?"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -52,6 +52,17 @@ def mirror_tree(tree: Any, allocate: Allocate, value: Visit, *, fill: bool) -> A
         return with_local_tensors(leaf, twins_at[path], device=_CPU)
 
     return map_tree(visit, tree)
+
+
+def copy_parts(
+    memory: Mapping[str, Sequence[torch.Tensor]], allocate: Allocate
+) -> dict[str, list[torch.Tensor]]:
+    """Filled twins of plain tensors by key. As `mirror_tree`, of which it is the fast half."""
+    for key, parts in memory.items():
+        for part in parts:
+            _require_plain_memory((key,), part)
+    twins = iter(_mirror([one for parts in memory.values() for one in parts], allocate, fill=True))
+    return {key: list(islice(twins, len(parts))) for key, parts in memory.items()}
 
 
 def _parts(path: Path, leaf: torch.Tensor) -> tuple[torch.Tensor, ...]:

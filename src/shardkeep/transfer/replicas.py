@@ -21,8 +21,8 @@ import xxhash
 from shardkeep.errors import ConflictError, name_ranks
 from shardkeep.layouts import Layout, Mesh, MeshLayout, Part, Replicate
 from shardkeep.plan.divide import replica_count
-from shardkeep.state.frozen import FrozenTensor, Memory
-from shardkeep.transfer.write import as_bytes, thawed
+from shardkeep.state.frozen import FrozenTensor, Memory, thawed
+from shardkeep.transfer.write import as_bytes
 
 CheckReplicas = Literal["sample", "all", "none"]
 Holders = tuple[int, ...]

@@ -20,10 +20,10 @@ from shardkeep.boxes import Box
 from shardkeep.errors import ConflictError, name_ranks
 from shardkeep.layouts import Layout
 from shardkeep.plan.settle import SaveView
-from shardkeep.state.frozen import Memory
+from shardkeep.state.frozen import Memory, thawed
 from shardkeep.transfer.agreement import Agreement
 from shardkeep.transfer.replicas import CheckReplicas, holders_of_part
-from shardkeep.transfer.write import as_bytes, thawed
+from shardkeep.transfer.write import as_bytes
 
 _SAMPLED_CELLS = 16 * 1024
 _STEP_CELLS = 1024 * 1024

@@ -25,7 +25,7 @@ from shardkeep.manifest import (
     storage_entry,
 )
 from shardkeep.plan import cut
-from shardkeep.state.frozen import FrozenTensor, Memory
+from shardkeep.state.frozen import FrozenTensor, Memory, thawed
 from shardkeep.storage.protocols import StreamSink
 from shardkeep.storage.rooms import empty_room
 from shardkeep.transfer.moving import copy_bytes
@@ -244,11 +244,6 @@ def as_bytes(memory: Memory) -> Array:
     memory = thawed(memory)
     plain = memory.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return plain.view(-1).view(torch.uint8).numpy()
-
-
-def thawed(memory: Memory) -> torch.Tensor:
-    """The tensor itself, or a copy of one that is frozen."""
-    return memory.thawed() if isinstance(memory, FrozenTensor) else memory
 
 
 class _BlockHasher:
