@@ -33,8 +33,8 @@ def _after(act: Callable[..., Any], strike: Callable[[], None]) -> Callable[...,
 
 def _after_report(phase: str) -> Callable[..., Callable[..., Any]]:
     def wrap(act: Callable[..., Any], strike: Callable[[], None]) -> Callable[..., Any]:
-        def struck(self: StoreCouncil, said: str, note: bytes) -> None:
-            act(self, said, note)
+        def struck(self: StoreCouncil, said: str, note: bytes, **how: Any) -> None:
+            act(self, said, note, **how)
             if said == phase:
                 strike()
 

@@ -87,7 +87,8 @@ def test_memory_that_has_its_pages_and_small_memory_are_just_filled(
 
 
 def test_what_nobody_has_touched_is_fresh() -> None:
-    target = torch.empty(64 * MIB, dtype=torch.uint8)
+    # Not torch's own memory: that may have been somebody else's before.
+    target = torch.frombuffer(mmap.mmap(-1, 64 * MIB, mmap.MAP_PRIVATE), dtype=torch.uint8)
     pages = FreshPages()
     assert fresh_pages._is_fresh(target)
     pages.copy(target, torch.ones_like(target))

@@ -45,9 +45,9 @@ def prunes_what_is_in_use() -> Any:
 
 def saves_the_live_state_in_background() -> Any:
     class Sharing(Stager):
-        def stage(self, state_dict: Any) -> Any:
-            snapshot = super().stage(state_dict)
-            snapshot._tree = state_dict
+        def copy(self, memory: Any) -> Any:
+            snapshot = super().copy(memory)
+            snapshot._tree = memory
             return snapshot
 
     return patch.object(checkpoint, "_stager", Sharing())
