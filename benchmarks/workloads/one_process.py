@@ -34,10 +34,12 @@ def run(asked: Asked) -> list[Figure]:
     figures: list[Figure] = []
     if asked.has("tmpfs"):
         again = [RecycledFiles(), Raw(recycled=True)]
-        others = asked.unless_quick([*peers(), Megatron()])
-        contenders = asked.chosen([*_fresh(), *others, *again])
-        turns = asked.turns(5, 2)
-        figures += Race(NAME, "tmpfs", shapes, contenders, turns, place=TMPFS).run()
+        together = [*_fresh(), *asked.unless_quick(peers()), *again]
+        # Afterwards: with all others in one process, it would need more memory than there is.
+        for contenders in (together, asked.unless_quick([Megatron()])):
+            chosen, turns = asked.chosen(contenders), asked.turns(5, 2)
+            if chosen:
+                figures += Race(NAME, "tmpfs", shapes, chosen, turns, place=TMPFS).run()
     if asked.has("disk"):
         others = asked.unless_quick([*peers(), Megatron(durable=True)])
         contenders = asked.chosen([*_fresh(), *others, *_durable()])
