@@ -3,8 +3,8 @@
     python -m benchmarks [W1 W6 ...] [--quick] [--repetitions N] [--contenders NAME ...]
 
 A workload alone takes a minute or a few; `W1:tmpfs` is one setting of it. Everything is printed;
-whole workloads are also kept in build/bench.json, from which `python -m benchmarks.page` makes the
-page.
+whole workloads are also kept in benchmarks/kept.json, from which `python -m benchmarks.page` makes
+the page.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Write what the last runs found into docs/performance.md: `python -m benchmarks.page`.
 
 And a summary into README.md and docs/comparison.md. Only between the pages' marks; the pictures are
-made anew. Takes build/bench.json.
+made anew. Takes benchmarks/kept.json.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from benchmarks.claims import Claim, claims_of, value_text
 from benchmarks.figures import OURS, RAW, Figure, grouped
 from benchmarks.kept import FULL, Kept, read
 from benchmarks.places import BUILD
-from benchmarks.summary import summary
+from benchmarks.summary import ROWS, summary
 from benchmarks.tables import notes
 from benchmarks.workloads import planning
 from benchmarks.workloads.every import WORKLOADS
@@ -37,8 +37,9 @@ def main() -> None:
         _picture_path(name).write_text(picture(f"{name}: {one.title}", panels_of(one.figures)))
     put_between(PAGE, "figures", f"\n{markdown(kept)}\n")
     figures = [figure for one in kept.values() for figure in one.figures]
+    shown = {workload: kept[workload] for _, workload, _, _ in ROWS}
     for page in SUMMARIES:
-        put_between(page, "speed", f"{summary(figures)}\n\n{_made(kept)}")
+        put_between(page, "speed", f"{summary(figures)}\n\n{_made(shown)}")
 
 
 def _picture_path(workload: str) -> Path:
@@ -108,6 +109,7 @@ def _claims_table(claims: Sequence[Claim]) -> str:
 def _section(name: str, one: Kept) -> list[str]:
     file = _picture_path(name).name
     parts = [f"## {name}: {one.title}", f"![{one.title}: medians as bars]({file})"]
+    parts.append(f"Measured on {one.date}, commit {one.commit}.")
     parts += _tables(one.figures)
     said = notes(one.figures)
     if said:
