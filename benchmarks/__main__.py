@@ -22,6 +22,7 @@ from benchmarks.figures import Figure
 from benchmarks.kept import FULL, QUICK, kept_now, read, write
 from benchmarks.tables import claims_table, console, figures_table, notes
 from benchmarks.workloads.every import WORKLOADS, Workload
+from torture.kept import present_commit
 
 
 def main() -> None:
@@ -61,7 +62,7 @@ def _chosen(words: Sequence[str]) -> list[tuple[Workload, str]]:
 
 
 def _run(workload: Workload, asked: Asked) -> list[Figure]:
-    start = time.perf_counter()
+    commit, start = present_commit(), time.perf_counter()
     screen = console()
     with screen.status(f"{workload.name}: {workload.title}"):
         figures = workload.run(asked)
@@ -71,11 +72,13 @@ def _run(workload: Workload, asked: Asked) -> list[Figure]:
     for note in notes(figures):
         screen.print(note, highlight=False)
     if not asked.contenders:
-        _keep(workload, asked, seconds, figures)
+        _keep(workload, asked, commit, seconds, figures)
     return figures
 
 
-def _keep(workload: Workload, asked: Asked, seconds: float, figures: Sequence[Figure]) -> None:
+def _keep(
+    workload: Workload, asked: Asked, commit: str, seconds: float, figures: Sequence[Figure]
+) -> None:
     """At once: a run that is broken off keeps what it has. Other settings stay as they were."""
     path = QUICK if asked.quick else FULL
     several = read(path)
@@ -83,7 +86,7 @@ def _keep(workload: Workload, asked: Asked, seconds: float, figures: Sequence[Fi
     before = several[workload.name].figures if workload.name in several else ()
     command = " ".join(["python -m benchmarks", *sys.argv[1:]])
     stale = [one for one in before if asked.setting and one.setting not in fresh]
-    kept = kept_now(workload.title, command, seconds, [*stale, *figures])
+    kept = kept_now(workload.title, command, commit, seconds, [*stale, *figures])
     write(path, {**several, workload.name: kept})
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -62,15 +61,12 @@ def write(path: Path, several: Mapping[str, Kept]) -> None:
     fresh.replace(path)
 
 
-def kept_now(title: str, command: str, seconds: float, figures: Sequence[Figure]) -> Kept:
+def kept_now(
+    title: str, command: str, commit: str, seconds: float, figures: Sequence[Figure]
+) -> Kept:
+    """A run that ended just now, of the code that was there when it began."""
     date = time.strftime("%Y-%m-%d")
-    return Kept(title, command, date, _commit(), seconds, _machine(), figures)
-
-
-def _commit() -> str:
-    words = ["git", "describe", "--always", "--dirty", "--abbrev=9"]
-    done = subprocess.run(words, cwd=BUILD.parent, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+    return Kept(title, command, date, commit, seconds, _machine(), figures)
 
 
 def _machine() -> dict[str, str]:

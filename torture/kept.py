@@ -16,6 +16,8 @@ from torture.campaign import Tally
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "torture" / "long_runs.json"
+# What was measured is kept with the code, and is no change of it.
+_FIGURES = ("torture/long_runs.json", "benchmarks/kept.json")
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,8 @@ def read(path: Path = KEPT) -> dict[str, Ran]:
 def present_commit() -> str:
     """What is committed, and whether anything but the figures themselves has changed since."""
     named = _git("rev-parse", "--short=9", "HEAD")
-    changed = _git(
-        "status", "--porcelain", "--untracked-files=no", ".", f":!{KEPT.relative_to(ROOT)}"
-    )
+    code = [".", *(f":!{figures}" for figures in _FIGURES)]
+    changed = _git("status", "--porcelain", "--untracked-files=no", *code)
     return f"{named}-dirty" if changed else named
 
 

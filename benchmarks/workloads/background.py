@@ -68,10 +68,15 @@ def run(asked: Asked) -> list[Figure]:
 
 
 def _apart(contenders: Sequence[BackgroundContender]) -> list[list[BackgroundContender]]:
-    """A fork copies the tables of all memory that a process has, that of the others, too."""
+    """Those that share a process.
+
+    A fork copies the tables of all memory that a process has, that of the others, too; and what all
+    stage together is more memory than there is.
+    """
     forks = [one for one in contenders if one.name == COPY_ON_WRITE]
-    others = [one for one in contenders if one.name != COPY_ON_WRITE]
-    return [group for group in (others, forks) if group]
+    peers = [one for one in contenders if one.is_peer]
+    others = [one for one in contenders if one not in (*forks, *peers)]
+    return [group for group in (others, peers, forks) if group]
 
 
 def _first_saves(

@@ -110,7 +110,7 @@ class Checkpointer:
             "durable": durable,
             "timeout": timeout,
             "check_replicas": check_replicas,
-            "threads": threads,
+            "threads": thread_count(threads),
             "group": group,
         }
         self._left_behind: dict[int, str] = {}
@@ -134,7 +134,7 @@ class Checkpointer:
                 group=group,
                 durable=durable,
                 timeout=timeout,
-                threads=thread_count(threads),
+                threads=self._options["threads"],
                 recycle=recycle,
             )
         self._signals = SignalWatch() if on_signal else None

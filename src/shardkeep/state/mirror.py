@@ -57,7 +57,7 @@ def mirror_tree(tree: Any, allocate: Allocate, value: Visit, *, fill: bool) -> A
 def copy_parts(
     memory: Mapping[str, Sequence[torch.Tensor]], allocate: Allocate
 ) -> dict[str, list[torch.Tensor]]:
-    """Filled twins of plain tensors by key. As `mirror_tree`, of which it is the fast half."""
+    """Filled twins of plain tensors by key: as `mirror_tree`, without a walk through a tree."""
     for key, parts in memory.items():
         for part in parts:
             _require_plain_memory((key,), part)
