@@ -10,7 +10,7 @@ import torch
 
 from shardkeep.state import fresh_pages
 from shardkeep.state.copies import Copies
-from shardkeep.state.fresh_pages import FreshPages
+from shardkeep.state.fresh_pages import FreshPages, well_placed
 
 MIB = 2**20
 POPULATE = 23
@@ -22,11 +22,11 @@ class Libc:
     def __init__(self, seconds: dict[int, float]) -> None:
         self.asked: list[tuple[int, int, int]] = []
         self.now = 0.0
-        self._seconds = seconds
+        self.seconds = seconds
 
     def madvise(self, start: Any, nbytes: Any, advice: int) -> None:
         self.asked.append((start.value, nbytes.value, advice))
-        self.now += self._seconds.get(advice, 0.0)
+        self.now += self.seconds.get(advice, 0.0)
 
     def mincore(self, start: Any, nbytes: Any, there: Any) -> None:
         there._obj.value = 0
@@ -39,7 +39,7 @@ class Libc:
 def fake(monkeypatch: pytest.MonkeyPatch, *, huge: float, small: float) -> Libc:
     libc = Libc({mmap.MADV_HUGEPAGE: huge, mmap.MADV_NOHUGEPAGE: small})
     monkeypatch.setattr(fresh_pages, "_libc", libc)
-    monkeypatch.setattr(fresh_pages.time, "thread_time", lambda: libc.now)
+    monkeypatch.setattr(fresh_pages.time, "perf_counter", lambda: libc.now)
     return libc
 
 
@@ -55,8 +55,30 @@ def test_both_kinds_are_tried_and_the_rest_takes_the_faster(
     one, other = torch.zeros(4 * MIB), torch.ones(4 * MIB)
     for _ in range(8):
         pages.copy(one, other)
-    assert libc.kinds[:4] == 2 * [mmap.MADV_HUGEPAGE, mmap.MADV_NOHUGEPAGE]
-    assert libc.kinds[4:] == 4 * [kind]
+    assert libc.kinds[:2] == [mmap.MADV_HUGEPAGE, mmap.MADV_NOHUGEPAGE]
+    assert libc.kinds[2:] == 6 * [kind]
+
+
+def test_pages_that_become_slow_are_taken_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    libc = fake(monkeypatch, huge=0.1, small=0.2)
+    pages = FreshPages()
+    one, other = torch.zeros(4 * MIB), torch.ones(4 * MIB)
+    for _ in range(4):
+        pages.copy(one, other)
+    libc.seconds[mmap.MADV_HUGEPAGE] = 3.0
+    for _ in range(4):
+        pages.copy(one, other)
+    assert libc.kinds[2:5] == 3 * [mmap.MADV_HUGEPAGE]
+    assert libc.kinds[5:] == 3 * [mmap.MADV_NOHUGEPAGE]
+
+
+@pytest.mark.parametrize("nbytes", [16, 4 * MIB, 9 * MIB + 5])
+def test_memory_is_as_large_as_asked_and_a_large_one_starts_with_a_huge_page(nbytes: int) -> None:
+    room = well_placed(nbytes)
+    assert room.nbytes == nbytes == room.untyped_storage().nbytes()
+    assert nbytes < 4 * MIB or room.data_ptr() % (2 * MIB) == 0
+    room.fill_(7)
+    assert int(room.long().sum()) == 7 * nbytes
 
 
 def test_only_pages_that_are_all_its_own_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

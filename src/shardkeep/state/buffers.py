@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 
 from shardkeep.errors import UnsupportedError
+from shardkeep.state.fresh_pages import well_placed
 
 _CUDA_HOST_REGISTER_PORTABLE = 1
 
@@ -42,6 +43,11 @@ class HostMemory:
             _page_lock(buffer)
         return buffer
 
+    def allocate_kept(self, nbytes: int) -> torch.Tensor:
+        """The same for a buffer of our own, which nobody resizes: its pages come sooner."""
+        is_plain = not (self.pin_memory or self.share_memory)
+        return well_placed(nbytes) if is_plain else self.allocate(nbytes)
+
 
 def _page_lock(buffer: torch.Tensor) -> None:
     """Lock shared memory for as long as its storage lives, whichever tensors still view it."""
@@ -64,7 +70,7 @@ class Buffers:
     def take(self, nbytes: int) -> torch.Tensor:
         """A spare buffer of exactly this size, else a fresh one."""
         same_size = self.spare.get(nbytes)
-        buffer = same_size.pop(0) if same_size else self.memory.allocate(nbytes)
+        buffer = same_size.pop(0) if same_size else self.memory.allocate_kept(nbytes)
         self.taken.append(buffer)
         return buffer
 

@@ -2,63 +2,79 @@
 
 Pages of 2 MiB are 512 times fewer and usually come faster. But a kernel whose free memory lies in
 small pieces first moves other pages out of the way, and a virtual machine may first have to get
-such pages back from its host: for 2 GiB, 30 s were seen. So both kinds are tried, and what is still
-to come takes the faster one. Either way, pages are asked for by the range: one by one, as they are
-written to, takes half as long again.
+such pages back from its host: for 2 GiB, 30 s were seen. Nor do they stay fast: the first ones may
+be at hand, and the next ones not. So both kinds are tried, and every range takes the one that was
+faster the last time. Either way, pages are asked for by the range: one by one, as they are written
+to, takes half as long again. Memory that is to have huge pages starts where one can: else a tensor
+of 4 MiB has room for a single one.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import sys
 import threading
 import time
-from itertools import count
 
 import torch
 
 # Smaller ranges are not worth a system call, and say nothing about a kind of pages.
 _MIN_NBYTES = 4 * 2**20
-# So much of each kind is filled before one is chosen.
-_TRIED_NBYTES = 24 * 2**20
+# What the last range took counts as much as all before it.
+_NEW_SHARE = 0.5
 # Since Linux 5.14; Python does not know it.
 _MADV_POPULATE_WRITE = 23
+_HUGE_NBYTES = 2 * 2**20
 _libc = ctypes.CDLL(None)
+
+
+def well_placed(nbytes: int) -> torch.Tensor:
+    """`nbytes` bytes, not initialised; never to be resized. Large ones start with a huge page."""
+    if sys.platform != "linux" or nbytes < _MIN_NBYTES:
+        return torch.empty(nbytes, dtype=torch.uint8)
+    # What lies before and behind takes addresses, but no memory.
+    room = mmap.mmap(-1, nbytes + _HUGE_NBYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = torch.frombuffer(room, dtype=torch.uint8)
+    start = -whole.data_ptr() % _HUGE_NBYTES
+    return torch.frombuffer(room, dtype=torch.uint8, count=nbytes, offset=start)
 
 
 class FreshPages:
     """Fills memory, and finds out meanwhile which pages are faster. Threads may share it."""
 
     def __init__(self) -> None:
-        self._numbers = count()
+        self._first_kinds = iter((True, False))
         self._lock = threading.Lock()
-        self._nbytes = {True: 0, False: 0}
-        self._seconds = {True: 0.0, False: 0.0}
-        self.takes_huge: bool | None = None
-        """None as long as both are tried."""
+        self._paces: dict[bool, float] = {}
+        """Seconds for a byte, by whether pages are huge; lately."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Fill `target` from `source`; what comes from accelerators may still be on its way."""
         if not _is_fresh(target):
             target.copy_(source, non_blocking=True)
             return
-        huge = self.takes_huge
-        if huge is None:
-            huge = next(self._numbers) % 2 == 0
-        start = time.thread_time()
+        huge = self.takes_huge()
+        start = time.perf_counter()
         _advise(target, mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
         _advise(target, _MADV_POPULATE_WRITE)
         target.copy_(source, non_blocking=True)
-        self._note(huge, target.nbytes, time.thread_time() - start)
+        self._note(huge, (time.perf_counter() - start) / target.nbytes)
 
-    def _note(self, huge: bool, nbytes: int, seconds: float) -> None:
+    def takes_huge(self) -> bool:
+        """Whether the next range had better have huge pages."""
         with self._lock:
-            self._nbytes[huge] += nbytes
-            self._seconds[huge] += seconds
-            if self.takes_huge is None and min(self._nbytes.values()) >= _TRIED_NBYTES:
-                pace = {kind: self._seconds[kind] / self._nbytes[kind] for kind in (True, False)}
-                self.takes_huge = pace[True] <= pace[False]
+            untried = next(self._first_kinds, None)
+            if untried is not None:
+                return untried
+            # While one is still being tried for the first time, small ones do no harm.
+            return self._paces.get(True, math.inf) < self._paces.get(False, math.inf)
+
+    def _note(self, huge: bool, pace: float) -> None:
+        with self._lock:
+            before = self._paces.get(huge, pace)
+            self._paces[huge] = _NEW_SHARE * pace + (1 - _NEW_SHARE) * before
 
 
 def _is_fresh(target: torch.Tensor) -> bool:
