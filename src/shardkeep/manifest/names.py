@@ -122,7 +122,11 @@ def chunk_name(key: str, box: Box, shape: Sequence[int]) -> str:
 
 def chunk_names(keys: Sequence[str], box: Box, shape: Sequence[int]) -> list[str]:
     """As `chunk_name`, for the same box of many tensors of one shape."""
-    return list(map(ChunkNamer.of(box, shape).name, keys))
+    namer = ChunkNamer.of(box, shape)
+    if not namer.is_whole:
+        return [key + namer.suffix for key in keys]
+    # There may be many thousands: no call is made for a key that can be taken for nothing else.
+    return [key if key[-1:] not in "]_" else namer.name(key) for key in keys]
 
 
 class ChunkNamer(NamedTuple):

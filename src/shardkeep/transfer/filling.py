@@ -108,8 +108,12 @@ def _parted(
 
 
 def _is_in_place(memory: torch.Tensor, record: TensorRecord) -> bool:
-    is_plain = memory.is_cpu and not memory.is_conj() and not memory.is_neg()
-    return is_plain and memory.dtype is TORCH_DTYPES[record.dtype]
+    return (
+        memory.is_cpu
+        and memory.dtype is TORCH_DTYPES[record.dtype]
+        and not memory.is_conj()
+        and not memory.is_neg()
+    )
 
 
 def _bits(memory: torch.Tensor) -> Any:

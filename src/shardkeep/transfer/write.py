@@ -197,7 +197,7 @@ class _Room:
 
     def add(self, memory: Memory, nbytes: int) -> None:
         """Append a chunk; what lies in one piece is copied later, along with others."""
-        if isinstance(memory, torch.Tensor) and _lies_in_one_piece(memory):
+        if isinstance(memory, torch.Tensor) and lies_in_one_piece(memory):
             self._targets.append(self._address + self.used)
             self._sources.append(memory.data_ptr())
             self._sizes.append(nbytes)
@@ -219,7 +219,7 @@ def _pieces(memory: Memory, room: Array) -> Iterator[_Piece]:
     if isinstance(memory, FrozenTensor) and memory.is_contiguous():
         yield from _thawed(memory, room)
         return
-    if isinstance(memory, torch.Tensor) and _lies_in_one_piece(memory):
+    if isinstance(memory, torch.Tensor) and lies_in_one_piece(memory):
         yield _Piece(as_bytes(memory), lasts=True)
         return
     for box in cut(tuple(memory.shape), max(1, 4 * _STEP_NBYTES // memory.itemsize)):
@@ -234,7 +234,7 @@ def _thawed(memory: FrozenTensor, room: Array) -> Iterator[_Piece]:
         yield _Piece(piece, lasts=False)
 
 
-def _lies_in_one_piece(memory: torch.Tensor) -> bool:
+def lies_in_one_piece(memory: torch.Tensor) -> bool:
     """Whether the bytes are in the host's memory as they are to be written."""
     return memory.is_contiguous() and memory.is_cpu and not memory.is_conj() and not memory.is_neg()
 
