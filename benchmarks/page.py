@@ -77,12 +77,19 @@ def markdown(kept: Mapping[str, Kept]) -> str:
     met = sum(claim.is_met is True for claim in claims)
     parts = [
         "## Asked and reached",
-        f"{met} of {len(claims)} goals are met. {_made(kept)}",
+        f"{met} of {len(claims)} goals are met.{_beyond_raw(claims)} {_made(kept)}",
         _claims_table(claims),
     ]
     for name, one in kept.items():
         parts += _section(name, one)
     return "\n\n".join(parts)
+
+
+def _beyond_raw(claims: Sequence[Claim]) -> str:
+    count = sum(claim.is_beyond_raw for claim in claims)
+    if not count:
+        return ""
+    return f" {count} of the others were missed by raw itself, which does nothing but move the bytes."
 
 
 def _made(kept: Mapping[str, Kept]) -> str:
@@ -101,6 +108,7 @@ def _claims_table(claims: Sequence[Claim]) -> str:
     lines = ["| | what | asked | reached | |", "|---|---|---|---|---|"]
     for one in claims:
         verdict = one.verdict if one.is_met else f"**{one.verdict}**"
+        verdict += f" ({one.remark})" if one.remark else ""
         row = one.workload, one.what, one.asked_text, one.reached_text, verdict
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)

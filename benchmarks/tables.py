@@ -70,5 +70,6 @@ def claims_table(claims: Sequence[Claim]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for one in claims:
         verdict = f"[{_STYLES[one.verdict]}]{one.verdict}[/]"
+        verdict += f" ({one.remark})" if one.remark else ""
         table.add_row(one.workload, one.what, one.asked_text, one.reached_text, verdict)
     return table

@@ -329,7 +329,8 @@ def load(
     converts to the state's dtypes. Tensors on the meta device get memory on `device`.
 
     `share="job"` has every byte read once and passed on to all ranks that want it, "host" once on
-    each host; "auto" does so in the job for stores that are not file systems.
+    each host; "auto" does so in the job for stores that are not file systems, if ranks by
+    themselves would read more than a few bytes twice.
     """
     check_share(share)
     if into is None:

@@ -84,6 +84,12 @@ def load(rank: int, world: int, *, path: str, way: str, share: str) -> list[int]
     return [fetched, report.nbytes_read, report.nbytes_received]
 
 
+def load_without_wire(rank: int, world: int, *, path: str, way: str) -> list[int]:
+    """Nobody connects to anybody."""
+    with patch.object(wire.Wire, "connect", side_effect=AssertionError("it is not needed")):
+        return load(rank, world, path=path, way=way, share="auto")
+
+
 def load_beside_groups_of_few(rank: int, world: int, *, path: str) -> list[int]:
     """Some ranks are in more groups than others, as the stages of a pipeline are."""
     dist.new_group([0, 1])  # called by all, but only the two have it

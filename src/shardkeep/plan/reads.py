@@ -282,6 +282,18 @@ def _span(box: Box, strides: Sequence[int], itemsize: int) -> tuple[int, int]:
     return first, last + itemsize
 
 
+def spanned_nbytes(chunk_shape: tuple[int, ...], box: Box, itemsize: int) -> int:
+    """The bytes from the first to the last that a box, relative to its chunk, has of it.
+
+    >>> spanned_nbytes((4, 8), Box((0, 0), (4, 2)), 1)
+    26
+    """
+    if not box.numel:
+        return 0
+    first, last = _span(box, _strides(chunk_shape, itemsize), itemsize)
+    return last - first
+
+
 @dataclass(frozen=True, slots=True)
 class _Blocks:
     data_start: int

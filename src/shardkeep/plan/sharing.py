@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 from shardkeep.errors import NotFoundError
 
+# What ranks would read together, of the bytes that there are: for less, talking takes longer.
+_WORTH = 1.05
+
 
 class Window(NamedTuple):
     """Bytes of a file within one of its stripes; in order, windows are by file and place."""
@@ -57,6 +60,26 @@ class Reach:
                 f"file {file} of the checkpoint is on no host that takes part, nor in the slow tier"
             )
         return takers
+
+
+class Stake(NamedTuple):
+    """What one rank wants of a checkpoint."""
+
+    read_nbytes: int
+    """What it would read by itself."""
+    tensors_nbytes: int
+    """Of all tensors of which it wants something, whole."""
+
+
+def is_worth_sharing(stakes: Iterable[Stake]) -> bool:
+    """Whether ranks that read by themselves would read much of it more than once.
+
+    >>> is_worth_sharing([Stake(50, 100), Stake(51, 100)]), is_worth_sharing(2 * [Stake(99, 100)])
+    (False, True)
+    """
+    several = list(stakes)
+    all_read = sum(one.read_nbytes for one in several)
+    return all_read > _WORTH * max((one.tensors_nbytes for one in several), default=0)
 
 
 def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

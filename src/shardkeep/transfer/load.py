@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,15 @@ import numpy as np
 from shardkeep.boxes import Box
 from shardkeep.errors import CorruptError
 from shardkeep.manifest import Manifest, TensorRecord, itemsize
-from shardkeep.plan.reads import DIRECT_NBYTES, DirectRead, Piece, Read, plan_reads
+from shardkeep.plan.reads import (
+    DIRECT_NBYTES,
+    DirectRead,
+    Piece,
+    Read,
+    plan_reads,
+    spanned_nbytes,
+)
+from shardkeep.plan.sharing import Stake
 from shardkeep.plan.spans import plan_spans
 from shardkeep.storage import CanMap
 from shardkeep.storage.protocols import CanFetch
@@ -85,13 +94,38 @@ def require_stored(
 
 def files_of(manifest: Manifest, asked: Iterable[tuple[TensorRecord, Box]]) -> list[int]:
     """The files in which boxes of stored tensors lie, by index."""
-    alike = {(record.grid, record.shape, box): record for record, box in asked}
     found = [
         index
-        for (_, _, box), record in alike.items()
+        for record, box, _ in _alike(asked)
         for _, index in manifest.chunks_meeting(record, box)
     ]
     return list(dict.fromkeys(found))
+
+
+def stake_of(manifest: Manifest, asked: Sequence[tuple[TensorRecord, Box]]) -> Stake:
+    """What a rank that wants these boxes of stored tensors would read, and of how much."""
+    read_nbytes = sum(
+        count * spanned_nbytes(chunk.shape, shared.relative_to(chunk.start), itemsize(record.dtype))
+        for record, box, count in _alike(asked)
+        for chunk, _ in manifest.chunks_meeting(record, box)
+        if (shared := chunk.intersect(box)) is not None
+    )
+    tensors = {id(record): record for record, _ in asked}.values()
+    return Stake(read_nbytes, sum([itemsize(one.dtype) * math.prod(one.shape) for one in tensors]))
+
+
+def _alike(
+    asked: Iterable[tuple[TensorRecord, Box]],
+) -> Iterable[tuple[TensorRecord, Box, int]]:
+    """Of tensors that are stored alike and of which the same box is asked: one, and how many."""
+    counts: dict[object, int] = {}
+    first: dict[object, tuple[TensorRecord, Box]] = {}
+    for record, box in asked:
+        # Boxes of tensors alike are one object: by its identity it is found much faster.
+        kind = record.grid, record.dtype, record.shape, id(box)
+        counts[kind] = counts.get(kind, 0) + 1
+        first.setdefault(kind, (record, box))
+    return [(*first[kind], count) for kind, count in counts.items()]
 
 
 def plan_load(

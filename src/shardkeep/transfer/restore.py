@@ -19,7 +19,7 @@ import torch
 
 from shardkeep.boxes import Box
 from shardkeep.errors import NotFoundError, RanksDisagreeError, name_ranks
-from shardkeep.manifest import Manifest, Node, decode_tree, encode_tree
+from shardkeep.manifest import Manifest, Node, TensorRecord, decode_tree, encode_tree
 from shardkeep.state.building import build_state, tensor_numbers
 from shardkeep.state.dtypes import TORCH_DTYPES
 from shardkeep.state.keeping import PerRank, keep_state
@@ -30,7 +30,7 @@ from shardkeep.state.shadow import Shadow
 from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.council import Council
 from shardkeep.transfer.filling import fill_slots
-from shardkeep.transfer.load import files_of, require_stored
+from shardkeep.transfer.load import files_of, require_stored, stake_of
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.own_values import all_own_values, no_tensor, own_value
 from shardkeep.transfer.progress import Meter
@@ -128,6 +128,8 @@ class _Load:
         self.options = options
         self.make_sharing = make_sharing
         self.sharing: Sharing | None = None
+        self.reads_alone = False
+        """Whether the ranks have found that there is little to share; they ask each other once."""
         self.start = time.perf_counter()
         self.unexpected: list[str] | None = None
         """What no rank expects is agreed on once, also if the load is repeated."""
@@ -180,21 +182,32 @@ class _Load:
 
     def _begin_sharing(self, opened: Opened, fit: Fit, numbers: Sequence[int]) -> int:
         """If ranks share what they read: all are there, and know their files; the bytes read."""
-        self.sharing = self.make_sharing(opened)
-        if self.sharing is None:
+        sharing = None if self.reads_alone else self.make_sharing(opened)
+        if sharing is None:
             return 0
-        self.sharing.begin(opened.manifest.save_id)
-        files = _files_needed(opened.manifest, fit, numbers, self.council)
-        return fetch_headers(opened, files, self.sharing, threads=self.options.threads)
+        asked = _wanted(opened.manifest, fit, numbers)
+        if not sharing.begin(opened.manifest.save_id, stake_of(opened.manifest, asked)):
+            self.reads_alone = True
+            return 0
+        self.sharing = sharing
+        files = _files_needed(opened.manifest, asked, fit, self.council)
+        return fetch_headers(opened, files, sharing, threads=self.options.threads)
+
+
+def _wanted(manifest: Manifest, fit: Fit, numbers: Sequence[int]) -> list[tuple[TensorRecord, Box]]:
+    """What this rank wants of stored tensors."""
+    asked = [(slot.record, slot.box) for slot in fit.slots]
+    records = [manifest.tensors[number] for number in dict.fromkeys(numbers)]
+    return [*asked, *((record, Box.whole(record.shape)) for record in records)]
 
 
 def _files_needed(
-    manifest: Manifest, fit: Fit, numbers: Sequence[int], council: Council
+    manifest: Manifest,
+    asked: Sequence[tuple[TensorRecord, Box]],
+    fit: Fit,
+    council: Council,
 ) -> list[int]:
     """The files whose headers this rank has to know, by index."""
-    records = [manifest.tensors[number] for number in dict.fromkeys(numbers)]
-    asked = [(slot.record, slot.box) for slot in fit.slots]
-    asked += [(record, Box.whole(record.shape)) for record in records]
     found = files_of(manifest, asked)
     for _, leaf in fit.per_rank.values():
         if not isinstance(leaf, Merged):

@@ -24,7 +24,15 @@ from shardkeep.errors import (
     RanksDisagreeError,
     name_ranks,
 )
-from shardkeep.plan.sharing import Reach, SharedRead, Window, broker_of, divide
+from shardkeep.plan.sharing import (
+    Reach,
+    SharedRead,
+    Stake,
+    Window,
+    broker_of,
+    divide,
+    is_worth_sharing,
+)
 from shardkeep.ranks import RankGroup, host_key, share_bytes, swap_bytes
 from shardkeep.storage import CanMap
 from shardkeep.transfer.council import Council
@@ -56,6 +64,15 @@ class _Arrival(msgspec.Struct, array_like=True):
 
     save_id: str
     host: str
+    stake: Stake | None
+
+
+class _Meeting(msgspec.Struct, array_like=True):
+    """What the chair says when all have come."""
+
+    hosts: list[int]
+    """The number of each rank's host."""
+    is_worth_it: bool
 
 
 class Sharing:
@@ -69,29 +86,42 @@ class Sharing:
         *,
         timeout: float,
         reach: Reach | None = None,
+        always: bool = True,
     ) -> None:
+        """Unless `always`, only if ranks that read by themselves would read much of it twice."""
         self._council = council
         self._wire = wire
         self._scope: Scope = scope
         self._timeout = timeout
         self._reach = reach or Reach()
+        self._always = always
         self._others_go_on = False
         self._tag = _FIRST_TAG
         self.nbytes_received = 0
 
-    def begin(self, save_id: str) -> None:
-        """Return when all ranks have come, with the same checkpoint."""
+    def begin(self, save_id: str, stake: Stake | None = None) -> bool:
+        """Return when all ranks have come, with the same checkpoint; False if they do not share.
+
+        `stake` is what this rank wants of it.
+        """
         council = self._council
-        council.report("share", msgspec.msgpack.encode(_Arrival(save_id, host_key())))
+        council.report("share", msgspec.msgpack.encode(_Arrival(save_id, host_key(), stake)))
         if council.me == council.chair:
-            hosts = _hosts(council.collect("share"))
-            said = [hosts[rank] for rank in council.ranks]
+            arrivals = _arrivals(council.collect("share"))
+            hosts = _hosts(arrivals)
+            stakes = [one.stake for one in arrivals.values() if one.stake is not None]
+            is_worth_it = self._always or is_worth_sharing(stakes)
+            said = _Meeting([hosts[rank] for rank in council.ranks], is_worth_it)
             council.announce("share", msgspec.msgpack.encode(said))
-        host_of = msgspec.msgpack.decode(council.hear("share"), type=list[int])
+        met = msgspec.msgpack.decode(council.hear("share"), type=_Meeting)
+        if not met.is_worth_it:
+            return False
+        host_of = met.hosts
         self._group = self._wire.connect()
         mine = host_of[council.ranks.index(council.me)]
         near = [r for r, host in zip(council.ranks, host_of, strict=True) if host == mine]
         self._members = near if self._scope == "host" else list(council.ranks)
+        return True
 
     def exchange(
         self, windows: Sequence[Window], acts: WindowActs, *, threads: int, more: bool
@@ -270,9 +300,12 @@ def _decode(data: bytes) -> list[Window]:
     return [Window(*row) for row in rows]
 
 
-def _hosts(notes: Mapping[int, bytes]) -> dict[int, int]:
+def _arrivals(notes: Mapping[int, bytes]) -> dict[int, _Arrival]:
+    return {rank: msgspec.msgpack.decode(note, type=_Arrival) for rank, note in notes.items()}
+
+
+def _hosts(arrivals: Mapping[int, _Arrival]) -> dict[int, int]:
     """The number of each rank's host; RanksDisagreeError unless all see the same checkpoint."""
-    arrivals = {rank: msgspec.msgpack.decode(note, type=_Arrival) for rank, note in notes.items()}
     by_id: dict[str, list[int]] = {}
     for rank, one in arrivals.items():
         by_id.setdefault(one.save_id, []).append(rank)
@@ -290,10 +323,11 @@ def sharing_of(
     share: Share, storage: object, council: Council, group: Any, *, timeout: float
 ) -> Sharing | None:
     """How to share what is read of a storage; None where each rank had better read for itself."""
+    always = share != "auto"
     if share == "auto":
         # What can be mapped is in the page cache of each host, which is faster than messages.
         share = "none" if isinstance(storage, CanMap) else "job"
     wire = wire_of(group, timeout=timeout) if share != "none" else None
     if share == "none" or wire is None:
         return None
-    return Sharing(council, wire, share, timeout=timeout)
+    return Sharing(council, wire, share, timeout=timeout, always=always)
