@@ -89,7 +89,7 @@ def _beyond_raw(claims: Sequence[Claim]) -> str:
     count = sum(claim.is_beyond_raw for claim in claims)
     if not count:
         return ""
-    return f" {count} of the others were missed by raw itself, which does nothing but move the bytes."
+    return f" {count} of the others were missed by raw itself, which only moves the bytes."
 
 
 def _made(kept: Mapping[str, Kept]) -> str:
