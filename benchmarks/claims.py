@@ -52,11 +52,13 @@ class Claim:
     @property
     def is_beyond_raw(self) -> bool:
         """Whether it is missed, and whoever moves the bytes and does nothing else misses it too."""
-        return self.is_met is False and self.raw is not None and self.raw < self.limit
+        return bool(self.remark)
 
     @property
     def remark(self) -> str:
-        return f"raw itself: {value_text(self.raw, self.unit)}" if self.is_beyond_raw else ""
+        if self.is_met is not False or self.raw is None or self.raw >= self.limit:
+            return ""
+        return f"raw itself: {value_text(self.raw, self.unit)}"
 
 
 def value_text(value: float, unit: str) -> str:

@@ -32,9 +32,9 @@ from shardkeep.transfer.moving import copy_bytes
 from shardkeep.transfer.progress import Meter
 
 BLOCK_NBYTES = 256 * 1024
-_STEP_NBYTES = 1024 * 1024
 # What is hashed and written in one go: little enough for the cache, enough that calls cost nothing.
-_WRITE_NBYTES = 4 * 1024 * 1024
+# Not 2 MiB or more: for these the kernel looks for huge pages, which may be long in coming.
+_STEP_NBYTES = 1024 * 1024
 _SMALL_NBYTES = 64 * 1024
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -294,8 +294,8 @@ class _BlockWriter:
         self._hasher = _BlockHasher()
 
     def write(self, data: Array) -> None:
-        for at in range(0, len(data), _WRITE_NBYTES):
-            step = data[at : at + _WRITE_NBYTES]
+        for at in range(0, len(data), _STEP_NBYTES):
+            step = data[at : at + _STEP_NBYTES]
             self._hasher.add(step)
             self._sink.write(self._offset, [step])
             self._offset += len(step)
