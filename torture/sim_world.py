@@ -435,7 +435,7 @@ def world_in_place(world: World) -> Generator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(planning, "new_save_id", world.new_save_id))
         # Fewer questions while nothing happens: they are most of what a simulation costs.
-        stack.enter_context(patch.object(council, "_LONGEST_PAUSE", 0.1))
+        stack.enter_context(patch.object(council, "_LONGEST_PAUSES", (0.1, 0.1)))
         stack.enter_context(patch.object(write, "ThreadPoolExecutor", _InPlace))
         stack.enter_context(patch.object(save.socket, "gethostname", lambda: "host"))
         yield

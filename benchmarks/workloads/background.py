@@ -122,6 +122,7 @@ class _Copy:
     def __init__(self, state: State) -> None:
         self.tensors = list(state.values())
         self.twins = [tensor.clone() for tensor in self.tensors]
+        self.seconds()
 
     def seconds(self) -> float:
         halves = [range(first, len(self.tensors), _CORES) for first in range(_CORES)]
@@ -154,14 +155,16 @@ class _Racer:
         self, contenders: Sequence[BackgroundContender], repetitions: int
     ) -> tuple[Samples, dict[str, str]]:
         ready = [one for one in contenders if self._can(one, self._warm_up)]
-        copy = _Copy(self.state)
-        copy.seconds()
+        # A fork would copy the tables of its memory, too.
+        forks = any(one.name == COPY_ON_WRITE for one in contenders)
+        copy = None if forks else _Copy(self.state)
         for turn in range(-1, repetitions):
             # The first turn warms up: first saves are measured in other processes.
             if turn == 0:
                 self.samples.clear()
             for _ in range(_BASE_SAMPLES):
-                self._keep(LATER, COPY, copy.seconds())
+                if copy is not None:
+                    self._keep(LATER, COPY, copy.seconds())
                 self._keep(STEP, QUIET, self.loop.quiet())
             self._keep(TOTAL, SYNC, self._wait_for_save())
             for contender in in_turn(ready, turn):

@@ -150,3 +150,25 @@ def test_what_was_reported_in_an_earlier_run_and_came_late_is_not_collected() ->
         chair.collect("write", word=b"new ")
     seat(store, 1).report("write", b"files", word=b"new ")
     assert chair.collect("write", word=b"new ") == dict.fromkeys(range(3), b"files")
+
+
+@pytest.mark.parametrize(("ranks", "longest"), [(3, 0.004), (1000, 0.02), (100_000, 0.3)])
+def test_the_more_ranks_ask_the_store_the_less_often_each_does(ranks: int, longest: float) -> None:
+    class Watched(Clock):
+        def __init__(self) -> None:
+            self.now = 0.0
+            self.pauses: list[float] = []
+
+        def monotonic(self) -> float:
+            return self.now
+
+        def sleep(self, seconds: float) -> None:
+            self.now += seconds
+            self.pauses.append(seconds)
+
+    clock = Watched()
+    waiting = StoreCouncil(new_store(), range(ranks), 1, topic="t", timeout=3.0, clock=clock)
+    with pytest.raises(DeadlineError, match="write"):
+        waiting.hear("write")
+    assert clock.pauses[0] < 0.001
+    assert max(clock.pauses) == pytest.approx(longest)

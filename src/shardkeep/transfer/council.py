@@ -23,8 +23,10 @@ from shardkeep.errors import (
 from shardkeep.transfer.bounded_store import NoteStore, bounded, let_go
 from shardkeep.transfer.clock import Clock
 
+# Between two questions to the Store. They grow, the more so the more ranks ask it, within limits.
 _FIRST_PAUSE = 0.0002
-_LONGEST_PAUSE = 0.02
+_PAUSE_PER_RANK = 0.00002
+_LONGEST_PAUSES = 0.004, 0.3
 # A chair that is there gets this much longer: when its own wait ends, it says who is late.
 _GRACE = 0.5
 _MAX_GRACE_SECONDS = 1.0
@@ -141,6 +143,8 @@ class StoreCouncil:
         self._timeout = timeout
         self._clock = clock or Clock()
         self._deadline = self._clock.monotonic() + timeout
+        least, most = _LONGEST_PAUSES
+        self._longest_pause = min(max(least, _PAUSE_PER_RANK * len(self.ranks)), most)
         self._store = bounded(store, self._seconds_left)
         self._phases: list[str] = []
         self._seat: int | None = None
@@ -167,7 +171,7 @@ class StoreCouncil:
                 return self._require_all(phase, ranks, word)
             # Short waits outside the Store: its lock also serves the training's own calls.
             self._clock.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, self._longest_pause)
         return notes
 
     def _counted(self, phase: str, ranks: Sequence[int], word: bytes) -> Mapping[int, bytes] | None:
@@ -220,7 +224,7 @@ class StoreCouncil:
                 self._raise_failure()
                 raise self._unanswered(phase)
             self._clock.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, self._longest_pause)
         return note
 
     def _announced(self, phase: str, word: bytes) -> bytes | None:
@@ -258,7 +262,7 @@ class StoreCouncil:
         while not self._store.check([self._key("failed", "note")]):
             if self._clock.monotonic() > deadline:
                 return False
-            self._clock.sleep(_LONGEST_PAUSE)
+            self._clock.sleep(self._longest_pause)
         return True
 
     def _has_seat(self) -> bool:

@@ -104,7 +104,7 @@ class Sharing:
 
         `stake` is what this rank wants of it.
         """
-        council = self._council
+        council, word = self._council, save_id.encode()
         council.report("share", msgspec.msgpack.encode(_Arrival(save_id, host_key(), stake)))
         if council.me == council.chair:
             arrivals = _arrivals(council.collect("share"))
@@ -112,8 +112,8 @@ class Sharing:
             stakes = [one.stake for one in arrivals.values() if one.stake is not None]
             is_worth_it = self._always or is_worth_sharing(stakes)
             said = _Meeting([hosts[rank] for rank in council.ranks], is_worth_it)
-            council.announce("share", msgspec.msgpack.encode(said))
-        met = msgspec.msgpack.decode(council.hear("share"), type=_Meeting)
+            council.announce("share", msgspec.msgpack.encode(said), word=word)
+        met = msgspec.msgpack.decode(council.hear("share", word=word), type=_Meeting)
         if not met.is_worth_it:
             return False
         host_of = met.hosts
