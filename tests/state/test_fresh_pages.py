@@ -10,7 +10,7 @@ import torch
 
 from shardkeep.state import fresh_pages
 from shardkeep.state.copies import Copies
-from shardkeep.state.fresh_pages import FreshPages, well_placed
+from shardkeep.state.fresh_pages import FreshPages, Way, well_placed
 
 MIB = 2**20
 POPULATE = 23
@@ -32,44 +32,72 @@ class Libc:
         there._obj.value = 0
 
     @property
-    def kinds(self) -> list[int]:
-        return [advice for _, _, advice in self.asked if advice != POPULATE]
+    def ways(self) -> list[Way]:
+        """By what was said of each range, one after the other."""
+        said: dict[int, list[int]] = {}
+        number = -1
+        for _, _, advice in self.asked:
+            number += advice != POPULATE
+            said.setdefault(number, []).append(advice)
+        return [Way(tuple(one)) for one in said.values()]
 
 
-def fake(monkeypatch: pytest.MonkeyPatch, *, huge: float, small: float) -> Libc:
-    libc = Libc({mmap.MADV_HUGEPAGE: huge, mmap.MADV_NOHUGEPAGE: small})
+def fake(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> Libc:
+    """Time passes as huge and small pages are chosen, and as they are populated."""
+    said = {"huge": mmap.MADV_HUGEPAGE, "small": mmap.MADV_NOHUGEPAGE, "populate": POPULATE}
+    libc = Libc({said[name]: value for name, value in seconds.items()})
     monkeypatch.setattr(fresh_pages, "_libc", libc)
     monkeypatch.setattr(fresh_pages.time, "perf_counter", lambda: libc.now)
     return libc
 
 
 @pytest.mark.parametrize(
-    ("huge", "small", "kind"),
-    [(0.1, 0.2, mmap.MADV_HUGEPAGE), (0.2, 0.1, mmap.MADV_NOHUGEPAGE)],
+    ("seconds", "way"),
+    [
+        ({"huge": 0.1, "small": 0.2}, Way.HUGE),
+        ({"huge": 0.2, "small": 0.1, "populate": 0.1}, Way.ONE_BY_ONE),
+        ({"huge": 0.4, "small": 0.2, "populate": -0.1}, Way.SMALL),
+    ],
 )
-def test_both_kinds_are_tried_and_the_rest_takes_the_faster(
-    monkeypatch: pytest.MonkeyPatch, huge: float, small: float, kind: int
+def test_all_ways_are_tried_and_the_rest_takes_the_fastest(
+    monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], way: Way
 ) -> None:
-    libc = fake(monkeypatch, huge=huge, small=small)
+    libc = fake(monkeypatch, **seconds)
     pages = FreshPages()
     one, other = torch.zeros(4 * MIB), torch.ones(4 * MIB)
     for _ in range(8):
         pages.copy(one, other)
-    assert libc.kinds[:2] == [mmap.MADV_HUGEPAGE, mmap.MADV_NOHUGEPAGE]
-    assert libc.kinds[2:] == 6 * [kind]
+    assert libc.ways[:3] == list(Way)
+    assert libc.ways[3:] == 5 * [way]
 
 
 def test_pages_that_become_slow_are_taken_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    libc = fake(monkeypatch, huge=0.1, small=0.2)
+    libc = fake(monkeypatch, huge=0.1, small=0.2, populate=0.05)
     pages = FreshPages()
     one, other = torch.zeros(4 * MIB), torch.ones(4 * MIB)
-    for _ in range(4):
+    for _ in range(5):
         pages.copy(one, other)
     libc.seconds[mmap.MADV_HUGEPAGE] = 3.0
     for _ in range(4):
         pages.copy(one, other)
-    assert libc.kinds[2:5] == 3 * [mmap.MADV_HUGEPAGE]
-    assert libc.kinds[5:] == 3 * [mmap.MADV_NOHUGEPAGE]
+    assert libc.ways[3:6] == 3 * [Way.HUGE]
+    assert libc.ways[6:] == 3 * [Way.ONE_BY_ONE]
+
+
+@pytest.mark.parametrize(("small", "retried"), [(0.2, True), (9.0, False)])
+def test_a_way_that_was_little_slower_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, small: float, retried: bool
+) -> None:
+    libc = fake(monkeypatch, huge=0.1, small=small)
+    pages = FreshPages()
+    one, other = torch.zeros(4 * MIB), torch.ones(4 * MIB)
+    for _ in range(11):
+        pages.copy(one, other)
+    assert (libc.ways[10] is Way.SMALL) == retried
+    libc.seconds[mmap.MADV_NOHUGEPAGE] = 0.0
+    for _ in range(4):
+        pages.copy(one, other)
+    assert libc.ways[11:] == 4 * [Way.HUGE]
 
 
 @pytest.mark.parametrize("nbytes", [16, 4 * MIB, 9 * MIB + 5])

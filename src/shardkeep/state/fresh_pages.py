@@ -3,10 +3,10 @@
 Pages of 2 MiB are 512 times fewer and usually come faster. But a kernel whose free memory lies in
 small pieces first moves other pages out of the way, and a virtual machine may first have to get
 such pages back from its host: for 2 GiB, 30 s were seen. Nor do they stay fast: the first ones may
-be at hand, and the next ones not. So both kinds are tried, and every range takes the one that was
-faster the last time. Either way, pages are asked for by the range: one by one, as they are written
-to, takes half as long again. Memory that is to have huge pages starts where one can: else a tensor
-of 4 MiB has room for a single one.
+be at hand, and the next ones not. Small ones can be asked for by the range, or come one by one as
+they are written to; which is faster depends on the machine, by half in both directions. So all
+three ways are tried, and every range takes the one that was fastest the last time. Memory that is
+to have huge pages starts where one can: else a tensor of 4 MiB has room for a single one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import mmap
 import sys
 import threading
 import time
+from enum import Enum
 
 import torch
 
@@ -24,6 +25,9 @@ import torch
 _MIN_NBYTES = 4 * 2**20
 # What the last range took counts as much as all before it.
 _NEW_SHARE = 0.5
+# Every so many ranges another way is tried again, unless it took so many times as long.
+_RETRY = 8
+_HOPELESS = 3.0
 # Since Linux 5.14; Python does not know it.
 _MADV_POPULATE_WRITE = 23
 _HUGE_NBYTES = 2 * 2**20
@@ -41,40 +45,55 @@ def well_placed(nbytes: int) -> torch.Tensor:
     return torch.frombuffer(room, dtype=torch.uint8, count=nbytes, offset=start)
 
 
+class Way(Enum):
+    """How a range gets its pages: what the kernel is told of it before it is written to."""
+
+    HUGE = (mmap.MADV_HUGEPAGE, _MADV_POPULATE_WRITE)
+    SMALL = (mmap.MADV_NOHUGEPAGE, _MADV_POPULATE_WRITE)
+    ONE_BY_ONE = (mmap.MADV_NOHUGEPAGE,)
+
+
 class FreshPages:
-    """Fills memory, and finds out meanwhile which pages are faster. Threads may share it."""
+    """Fills memory, and finds out meanwhile which way is fastest. Threads may share it."""
 
     def __init__(self) -> None:
-        self._first_kinds = iter((True, False))
+        self._untried = iter(Way)
         self._lock = threading.Lock()
-        self._paces: dict[bool, float] = {}
-        """Seconds for a byte, by whether pages are huge; lately."""
+        self._paces: dict[Way, float] = {}
+        """Seconds for a byte, lately; the way that was taken last stands last."""
+        self._count = 0
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Fill `target` from `source`; what comes from accelerators may still be on its way."""
         if not _is_fresh(target):
             target.copy_(source, non_blocking=True)
             return
-        huge = self.takes_huge()
+        way = self.choose()
         start = time.perf_counter()
-        _advise(target, mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
-        _advise(target, _MADV_POPULATE_WRITE)
+        for advice in way.value:
+            _advise(target, advice)
         target.copy_(source, non_blocking=True)
-        self._note(huge, (time.perf_counter() - start) / target.nbytes)
+        self._note(way, (time.perf_counter() - start) / target.nbytes)
 
-    def takes_huge(self) -> bool:
-        """Whether the next range had better have huge pages."""
+    def choose(self) -> Way:
+        """The way for the next range."""
         with self._lock:
-            untried = next(self._first_kinds, None)
+            untried = next(self._untried, None)
             if untried is not None:
                 return untried
-            # While one is still being tried for the first time, small ones do no harm.
-            return self._paces.get(True, math.inf) < self._paces.get(False, math.inf)
+            # While all are still being tried for the first time, the last does no harm.
+            best = min(reversed(Way), key=lambda way: self._paces.get(way, math.inf))
+            self._count += 1
+            if self._count % _RETRY or best not in self._paces:
+                return best
+            # The one that was not taken for longest: it may be faster by now.
+            limit = _HOPELESS * self._paces[best]
+            return next(way for way, pace in self._paces.items() if pace <= limit)
 
-    def _note(self, huge: bool, pace: float) -> None:
+    def _note(self, way: Way, pace: float) -> None:
         with self._lock:
-            before = self._paces.get(huge, pace)
-            self._paces[huge] = _NEW_SHARE * pace + (1 - _NEW_SHARE) * before
+            before = self._paces.pop(way, pace)
+            self._paces[way] = _NEW_SHARE * pace + (1 - _NEW_SHARE) * before
 
 
 def _is_fresh(target: torch.Tensor) -> bool:

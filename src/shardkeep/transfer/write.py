@@ -32,9 +32,10 @@ from shardkeep.transfer.moving import copy_bytes
 from shardkeep.transfer.progress import Meter
 
 BLOCK_NBYTES = 256 * 1024
+_STEP_NBYTES = 1024 * 1024
 # What is hashed and written in one go: little enough for the cache, enough that calls cost nothing.
 # Not 2 MiB or more: for these the kernel looks for huge pages, which may be long in coming.
-_STEP_NBYTES = 1024 * 1024
+_WRITE_NBYTES = 7 * BLOCK_NBYTES
 _SMALL_NBYTES = 64 * 1024
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -255,22 +256,25 @@ class _BlockHasher:
         self._room = BLOCK_NBYTES
 
     def add(self, data: Array) -> None:
-        at = 0
-        while at < len(data):
-            if self._room == BLOCK_NBYTES and len(data) - at >= BLOCK_NBYTES:
-                block = data[at : at + BLOCK_NBYTES]
-                self._digests.append(xxhash.xxh3_64_intdigest(block.data))
-                at += BLOCK_NBYTES
-            else:
-                at += self._fill(data[at : at + self._room])
+        view, first = data.data, 0
+        if self._room < BLOCK_NBYTES:
+            first = min(self._room, len(view))
+            self._fill(view[:first])
+        last = len(view) - (len(view) - first) % BLOCK_NBYTES
+        # All at once: other threads wait for every line of Python.
+        self._digests += [
+            xxhash.xxh3_64_intdigest(view[at : at + BLOCK_NBYTES])
+            for at in range(first, last, BLOCK_NBYTES)
+        ]
+        if last < len(view):
+            self._fill(view[last:])
 
-    def _fill(self, data: Array) -> int:
+    def _fill(self, data: memoryview) -> None:
         """Add to the block that is open, and close it when it is full."""
-        self._open.update(data.data)
+        self._open.update(data)
         self._room -= len(data)
         if not self._room:
             self._close_block()
-        return len(data)
 
     def _close_block(self) -> None:
         self._digests.append(self._open.intdigest())
@@ -294,8 +298,8 @@ class _BlockWriter:
         self._hasher = _BlockHasher()
 
     def write(self, data: Array) -> None:
-        for at in range(0, len(data), _STEP_NBYTES):
-            step = data[at : at + _STEP_NBYTES]
+        for at in range(0, len(data), _WRITE_NBYTES):
+            step = data[at : at + _WRITE_NBYTES]
             self._hasher.add(step)
             self._sink.write(self._offset, [step])
             self._offset += len(step)
