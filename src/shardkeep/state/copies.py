@@ -11,8 +11,7 @@ from shardkeep.state.fresh_pages import FreshPages
 
 # Below it, starting threads takes longer than they save.
 _WORTH_THREADS_NBYTES = 8 * 2**20
-# Small enough that a way of getting pages that is slow here costs little to try.
-_PIECE_NBYTES = 4 * 2**20
+_PIECE_NBYTES = 16 * 2**20
 
 
 class Copies:

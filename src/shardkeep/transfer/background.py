@@ -15,8 +15,9 @@ from concurrent.futures import Future, wait
 from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
-# Steps beside a save are hardly slower, and the save has still half of what is left of the cores.
-_NICENESS = 1
+# More, and a save that finds all cores busy may take ten times as long as alone; less, and training
+# feels it.
+_NICENESS = 3
 
 
 class Handle(Generic[T]):
