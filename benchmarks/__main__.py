@@ -1,10 +1,11 @@
 """How fast is shardkeep, beside other libraries and the raw limit?
 
     python -m benchmarks [W1 W6 ...] [--quick] [--repetitions N] [--contenders NAME ...]
+                         [--profile]
 
 A workload alone takes a minute or a few; `W1:tmpfs` is one setting of it. Everything is printed;
 whole workloads are also kept in benchmarks/kept.json, from which `python -m benchmarks.page` makes
-the page.
+the page. With --profile nothing is: perf, which says where the CPU time goes, slows everyone down.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from benchmarks.asked import Asked
 from benchmarks.claims import claims_of
 from benchmarks.figures import Figure
 from benchmarks.kept import FULL, QUICK, kept_now, read, write
+from benchmarks.profiles import Profile, profiled, tables_of
 from benchmarks.tables import claims_table, console, figures_table, notes
 from benchmarks.workloads.every import WORKLOADS, Workload
 from torture.kept import present_commit
@@ -32,7 +34,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    asked = Asked(options.quick, options.repetitions, options.contenders)
+    asked = Asked(options.quick, options.repetitions, options.contenders, profiled=options.profile)
     figures: list[Figure] = []
     for workload, setting in _chosen(options.workloads):
         figures += _run(workload, replace(asked, setting=setting))
@@ -47,6 +49,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small states, few repetitions")
     parser.add_argument("--repetitions", type=int, help="of each contender")
     parser.add_argument("--contenders", nargs="*", default=(), help="starts of their names")
+    parser.add_argument("--profile", action="store_true", help="where CPU time goes, by perf")
     return parser.parse_args()
 
 
@@ -65,15 +68,25 @@ def _run(workload: Workload, asked: Asked) -> list[Figure]:
     commit, start = present_commit(), time.perf_counter()
     screen = console()
     with screen.status(f"{workload.name}: {workload.title}"):
-        figures = workload.run(asked)
+        figures, profiles = _measured(workload, asked)
     seconds = time.perf_counter() - start
     title = f"{workload.name}: {workload.title}" + (" (quick: less)" if asked.quick else "")
     screen.print(figures_table(f"{title}, measured in {seconds:.0f} s", figures))
     for note in notes(figures):
         screen.print(note, highlight=False)
-    if not asked.contenders:
+    if asked.profiled:
+        none = "there is no profile: no turns are timed here"
+        screen.print(*tables_of(profiles) if profiles else [none])
+    elif not asked.contenders:
         _keep(workload, asked, commit, seconds, figures)
     return figures
+
+
+def _measured(workload: Workload, asked: Asked) -> tuple[list[Figure], list[Profile]]:
+    """Profiles if they were asked for."""
+    if asked.profiled:
+        return profiled(lambda: workload.run(asked))
+    return workload.run(asked), []
 
 
 def _keep(

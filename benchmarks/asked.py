@@ -24,6 +24,8 @@ class Asked:
     """Starts of names; all if there are none."""
     setting: str = ""
     """A part of a setting's name; all have an empty one."""
+    profiled: bool = False
+    """Whether to say where the CPU time goes, which slows everyone down."""
 
     def turns(self, usual: int, quick: int) -> int:
         return self.repetitions or (quick if self.quick else usual)

@@ -23,6 +23,8 @@ class Figure:
     cpu_seconds: tuple[float, ...] = ()
     """Of all ranks together; what others do on the machine hardly changes it."""
     note: str = ""
+    starts: tuple[float, ...] = ()
+    """When each turn began, by the clock of the machine, if it was one act; this is not kept."""
 
     @property
     def median(self) -> float:
@@ -34,7 +36,7 @@ class Figure:
         return cls(**{**found, **lists})
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: one for name, one in asdict(self).items() if name != "starts"}
 
 
 @dataclass(frozen=True)

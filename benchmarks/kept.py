@@ -56,9 +56,13 @@ def write(path: Path, several: Mapping[str, Kept]) -> None:
     """All or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
-    made = {name: asdict(several[name]) for name in sorted(several)}
+    made = {name: _as_json(several[name]) for name in sorted(several)}
     fresh.write_text(json.dumps(made, indent=1) + "\n")
     fresh.replace(path)
+
+
+def _as_json(kept: Kept) -> dict[str, Any]:
+    return {**asdict(kept), "figures": [one.as_json() for one in kept.figures]}
 
 
 def kept_now(

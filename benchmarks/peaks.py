@@ -12,17 +12,24 @@ from pathlib import Path
 import torch.distributed as dist
 
 _SAMPLE_SECONDS = 0.05
+_STATUS_NBYTES = 16 * 1024
 
 
 def peak_nbytes(act: Callable[[], object]) -> int:
-    """Of this process alone, to the byte. SPMD."""
+    """Of this process alone, to the page. SPMD."""
+    status = os.open("/proc/self/status", os.O_RDONLY)
+    forget = os.open("/proc/self/clear_refs", os.O_WRONLY)
+    # Memory that the readings took between them would count as the act's.
+    before, after = bytearray(_STATUS_NBYTES), bytearray(_STATUS_NBYTES)
     _level()
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status_nbytes("VmRSS")
+    os.write(forget, b"5")
+    os.preadv(status, [before], 0)
     result = act()
-    peak = _status_nbytes("VmHWM") - before
+    os.preadv(status, [after], 0)
     del result
-    return max(0, peak)
+    for file in (status, forget):
+        os.close(file)
+    return max(0, _kib(after.decode(), "VmHWM") - _kib(before.decode(), "VmRSS"))
 
 
 def peak_nbytes_of_tree(act: Callable[[], object]) -> int:
@@ -51,16 +58,12 @@ def _level() -> None:
     dist.barrier()
 
 
-def _status_nbytes(field: str) -> int:
-    return _kib(Path("/proc/self/status"), field)
-
-
 def _tree_nbytes() -> int:
     total = 0
     for pid in _tree(os.getpid()):
         # It may have ended since.
         with suppress(OSError):
-            total += _kib(Path(f"/proc/{pid}/smaps_rollup"), "Pss")
+            total += _kib(Path(f"/proc/{pid}/smaps_rollup").read_text(), "Pss")
     return total
 
 
@@ -72,8 +75,8 @@ def _tree(pid: int) -> Iterator[int]:
                 yield from _tree(int(child))
 
 
-def _kib(path: Path, field: str) -> int:
-    found = re.search(rf"^{field}:\s+(\d+) kB$", path.read_text(), re.M)
+def _kib(text: str, field: str) -> int:
+    found = re.search(rf"^{field}:\s+(\d+) kB$", text, re.M)
     if found is None:
-        raise RuntimeError(f"{path} has no {field}")
+        raise RuntimeError(f"the kernel does not tell {field}")
     return 1024 * int(found[1])

@@ -125,7 +125,10 @@ class _Racer:
             remove(path)
 
     def _time_loads(self, contender: Contender, path: Path, is_checked: bool) -> None:
-        for name, load in contender.loads().items():
+        for number, (name, load) in enumerate(contender.loads().items()):
+            if number:
+                # Whoever reads files first finds pages that nobody has used, which takes longer.
+                self._save_again(contender, path)
             self._settle()
             if is_checked:
                 zero(self.target)
@@ -136,6 +139,13 @@ class _Racer:
                 if self.is_first:
                     evict(path)
                 self.turns.timed("load, cold", name, lambda: load(self.target, path))  # noqa: B023
+
+    def _save_again(self, contender: Contender, path: Path) -> None:
+        if self.is_first:
+            remove(path)
+        dist.barrier()
+        contender.save(self.state, path)
+        dist.barrier()
 
     def _settle(self) -> None:
         """What was saved is on the disk before it is read, so that nobody reads beside writes."""

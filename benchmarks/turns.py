@@ -62,9 +62,11 @@ def figures_of(workload: str, setting: str, by_rank: Sequence[Turns]) -> list[Fi
     made: list[Figure] = []
     for act, name in by_rank[0].spans:
         turns = list(zip(*(turns.spans[act, name] for turns in by_rank), strict=True))
-        seconds = tuple(max(s.stop for s in one) - min(s.start for s in one) for one in turns)
+        starts = tuple(min(s.start for s in one) for one in turns)
+        stops = (max(s.stop for s in one) for one in turns)
+        seconds = tuple(stop - start for start, stop in zip(starts, stops, strict=True))
         cpu = tuple(sum(s.cpu_seconds for s in one) for one in turns)
-        made.append(Figure(workload, setting, act, name, seconds, "s", cpu))
+        made.append(Figure(workload, setting, act, name, seconds, "s", cpu, starts=starts))
     for (act, name), why in by_rank[0].failures.items():
         made.append(Figure(workload, setting, act, name, (), note=why))
     if len(by_rank) > 1:

@@ -11,6 +11,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
@@ -40,7 +41,21 @@ _QUIET_STEPS = 20
 _BASE_SAMPLES = 3
 _CORES = 2
 
-Samples = dict[tuple[str, str], list[float]]
+
+@dataclass(frozen=True)
+class Timed:
+    """How long one act took, and when it began by the machine's clock; a mean began nowhere."""
+
+    seconds: float
+    start: float | None = None
+
+    @classmethod
+    def since(cls, start: float, stop: float | None = None) -> "Timed":
+        """Until now, unless it ended before."""
+        return cls((time.perf_counter() if stop is None else stop) - start, start)
+
+
+Samples = dict[tuple[str, str], list[Timed]]
 """By act and contender."""
 
 
@@ -60,11 +75,15 @@ def run(asked: Asked) -> list[Figure]:
             for what, values in found.items():
                 samples.setdefault(what, []).extend(values)
         samples |= _first_saves(contenders, shapes, folder, 2 if not asked.quick else 1, notes)
-    made = [Figure(NAME, SETTING, *what, tuple(values)) for what, values in samples.items()]
     return [
-        *made,
+        *(_figure(*what, several) for what, several in samples.items()),
         *(Figure(NAME, SETTING, LATER, name, (), note=why) for name, why in notes.items()),
     ]
+
+
+def _figure(act: str, name: str, several: Sequence[Timed]) -> Figure:
+    starts = tuple(one.start for one in several if one.start is not None)
+    return Figure(NAME, SETTING, act, name, tuple(one.seconds for one in several), starts=starts)
 
 
 def _apart(contenders: Sequence[BackgroundContender]) -> list[list[BackgroundContender]]:
@@ -111,9 +130,9 @@ class _Loop:
         self.count += 1
         return time.perf_counter() - start
 
-    def quiet(self) -> float:
+    def quiet(self) -> Timed:
         torch.set_num_threads(1)
-        return mean(self.step() for _ in range(_QUIET_STEPS))
+        return Timed(mean(self.step() for _ in range(_QUIET_STEPS)))
 
 
 class _Copy:
@@ -122,15 +141,15 @@ class _Copy:
     def __init__(self, state: State) -> None:
         self.tensors = list(state.values())
         self.twins = [tensor.clone() for tensor in self.tensors]
-        self.seconds()
+        self.timed()
 
-    def seconds(self) -> float:
+    def timed(self) -> Timed:
         halves = [range(first, len(self.tensors), _CORES) for first in range(_CORES)]
         torch.set_num_threads(1)
         with ThreadPoolExecutor(_CORES) as pool:
             start = time.perf_counter()
             list(pool.map(self._copy, halves))
-            return time.perf_counter() - start
+            return Timed.since(start)
 
     def _copy(self, half: range) -> None:
         for index in half:
@@ -164,7 +183,7 @@ class _Racer:
                 self.samples.clear()
             for _ in range(_BASE_SAMPLES):
                 if copy is not None:
-                    self._keep(LATER, COPY, copy.seconds())
+                    self._keep(LATER, COPY, copy.timed())
                 self._keep(STEP, QUIET, self.loop.quiet())
             self._keep(TOTAL, SYNC, self._wait_for_save())
             for contender in in_turn(ready, turn):
@@ -174,14 +193,14 @@ class _Racer:
             self._can(contender, self._prove)
         return self.samples, self.notes
 
-    def first(self, contender: BackgroundContender) -> float:
+    def first(self, contender: BackgroundContender) -> Timed:
         self._warm_up(contender)
         self._measure(contender)
         remove(self.folder / "checkpoint")
         return self.samples[LATER, contender.name][0]
 
-    def _keep(self, act: str, name: str, seconds: float) -> None:
-        self.samples.setdefault((act, name), []).append(seconds)
+    def _keep(self, act: str, name: str, timed: Timed) -> None:
+        self.samples.setdefault((act, name), []).append(timed)
 
     def _can(
         self, contender: BackgroundContender, act: Callable[[BackgroundContender], None]
@@ -207,14 +226,14 @@ class _Racer:
         contender.begin({"a": torch.ones(8)}, path)()
         remove(path)
 
-    def _wait_for_save(self) -> float:
+    def _wait_for_save(self) -> Timed:
         path = self.folder / "checkpoint"
         level_the_field(self.nbytes)
         start = time.perf_counter()
         Shardkeep().save(self.state, path)
-        seconds = time.perf_counter() - start
+        timed = Timed.since(start)
         remove(path)
-        return seconds
+        return timed
 
     def _measure(self, contender: BackgroundContender) -> None:
         path = self.folder / "checkpoint"
@@ -224,22 +243,22 @@ class _Racer:
         self._keep(LATER, contender.name, blocked)
         self._keep(TOTAL, contender.name, total)
         if steps:
-            self._keep(STEP, contender.name, mean(steps))
+            self._keep(STEP, contender.name, Timed(mean(steps)))
 
-    def _save(self, contender: BackgroundContender, path: Path) -> tuple[float, float, list[float]]:
+    def _save(self, contender: BackgroundContender, path: Path) -> tuple[Timed, Timed, list[float]]:
         steps: list[float] = []
         # The call may use all cores; the loop has one.
         torch.set_num_threads(_CORES)
         start = time.perf_counter()
         wait = contender.begin(self.state, path)
-        blocked = time.perf_counter() - start
+        blocked = Timed.since(start)
         torch.set_num_threads(1)
         # In a thread: the loop must not stop to ask.
         with ThreadPoolExecutor(1) as pool:
             ended = pool.submit(lambda: (wait(), time.perf_counter())[1])
             while not ended.done():
                 steps.append(self.loop.step())
-            return blocked, ended.result() - start, steps
+            return blocked, Timed.since(start, ended.result()), steps
 
     def _prove(self, contender: BackgroundContender) -> None:
         """What was saved is the state of the call, whatever the loop changed since."""

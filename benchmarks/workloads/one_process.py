@@ -4,6 +4,9 @@ On tmpfs, where the cost of a library's own work shows, also into files that are
 on the disk: into the page cache, with fsync, and read back warm and cold.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from benchmarks.asked import Asked
 from benchmarks.contenders.contender import Contender
 from benchmarks.contenders.own import RecycledFiles, Shardkeep
@@ -30,19 +33,34 @@ def _durable() -> list[Contender]:
 
 def run(asked: Asked) -> list[Figure]:
     """Of all settings that are asked for."""
-    shapes = large(asked.quick)
     figures: list[Figure] = []
     if asked.has("tmpfs"):
         again = [RecycledFiles(), Raw(recycled=True)]
-        together = [*_fresh(), *asked.unless_quick(peers()), *again]
-        # Afterwards: with all others in one process, it would need more memory than there is.
-        for contenders in (together, asked.unless_quick([Megatron()])):
-            chosen, turns = asked.chosen(contenders), asked.turns(5, 2)
-            if chosen:
-                figures += Race(NAME, "tmpfs", shapes, chosen, turns, place=TMPFS).run()
+        others = asked.unless_quick([*peers(), Megatron()])
+        figures += _races(asked, "tmpfs", [*_fresh(), *again], others, asked.turns(5, 2), TMPFS)
     if asked.has("disk"):
         others = asked.unless_quick([*peers(), Megatron(durable=True)])
-        contenders = asked.chosen([*_fresh(), *others, *_durable()])
-        turns = asked.turns(3, 1)
-        figures += Race(NAME, "disk", shapes, contenders, turns, place=BUILD).run()
+        together = [*_fresh(), *_durable()]
+        figures += _races(asked, "disk", together, others, asked.turns(3, 1), BUILD)
+    return figures
+
+
+def _races(
+    asked: Asked,
+    setting: str,
+    together: Sequence[Contender],
+    others: Sequence[Contender],
+    turns: int,
+    place: Path,
+) -> list[Figure]:
+    """Those that goals speak of take turns; each of the others has a process of its own.
+
+    All in one would need more memory than there is.
+    """
+    shapes = large(asked.quick)
+    figures: list[Figure] = []
+    for contenders in (together, *([one] for one in others)):
+        chosen = asked.chosen(contenders)
+        if chosen:
+            figures += Race(NAME, setting, shapes, chosen, turns, place=place).run()
     return figures

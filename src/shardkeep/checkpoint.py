@@ -330,7 +330,8 @@ def load(
 
     `share="job"` has every byte read once and passed on to all ranks that want it, "host" once on
     each host; "auto" does so in the job for stores that are not file systems, if ranks by
-    themselves would read more than a few bytes twice.
+    themselves would read more than a few bytes twice, and among ranks that can share memory for
+    files, if by themselves they would read much that they do not want.
     """
     check_share(share)
     if into is None:

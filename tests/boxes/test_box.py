@@ -74,6 +74,7 @@ def test_relative_to_undoes_shifted(box: Box):
     assert box.shifted(by).shape == box.shape
     assert box.shifted(by).start == tuple(a + n for a, n in zip(box.start, by, strict=True))
     assert box.shifted(by).relative_to(by) == box
+    assert box.shifted((0,) * box.ndim) is box
 
 
 @given(boxes)

@@ -337,6 +337,8 @@ def _disk_not_shared(rank: int, path: str) -> None:
 
 
 def _damaged_for_one(rank: int, path: str, spoil_file: Callable[[Path], object]) -> None:
+    # The first rank's save ends after the others': it still removes its lock file.
+    dist.barrier()
     if rank == 2:
         copy = Path(path + "-copy")
         shutil.copytree(path, copy)

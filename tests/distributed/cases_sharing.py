@@ -13,11 +13,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import shardkeep as sk
+from shardkeep.plan import sharing
 from shardkeep.plan.sharing import Reach
-from shardkeep.ranks import neighbours
+from shardkeep.ranks import commons
 from shardkeep.state.diff import diff_state_dict
 from shardkeep.storage import LocalStorage
-from shardkeep.transfer import columns, filling, pump, shared_fill, wire
+from shardkeep.transfer import filling, pump, shared_fill, wire
 from tests.distributed.parallelisms import assert_state, meet, spoil, state_as, ways
 
 SECONDS = 30.0
@@ -97,26 +98,38 @@ def load_beside_groups_of_few(rank: int, world: int, *, path: str) -> list[int]:
         return load(rank, world, path=path, way="ddp", share="job")
 
 
-def load_from_neighbours(
-    rank: int, world: int, *, path: str, way: str, can_read: bool, min_run_nbytes: int
-) -> int:
-    """How often a rank read the memory of another one."""
-    fetched: list[object] = []
+def load_from_neighbours(rank: int, world: int, *, path: str, way: str, can_map: bool) -> int:
+    """How often a rank took bytes out of the memory of another one."""
+    taken: list[object] = []
 
-    class Counting(neighbours.Fetch):
+    class Counting(commons.Borrowed):
         def wait(self) -> None:
             super().wait()
-            fetched.append(self)
+            taken.append(self)
 
-    readable = neighbours._readable if can_read else lambda *place: 0
+    mapped = commons.map_memory if can_map else lambda *place: None
     with (
         patch.dict(wire._wires, clear=True),
-        patch.object(neighbours, "_readable", readable),
-        patch.object(pump, "Fetch", Counting),
-        patch.object(columns, "_MIN_RUN_NBYTES", min_run_nbytes),
+        patch.object(commons, "map_memory", mapped),
+        patch.object(commons, "Borrowed", Counting),
     ):
         load(rank, world, path=path, way=way, share="job")
-    return len(fetched)
+    return len(taken)
+
+
+def load_files(rank: int, world: int, *, path: str, way: str, min_waste: int) -> list[int]:
+    """As anybody would, from files: without a word about sharing."""
+    state = big_state(way, scale=0.0)
+    with patch.object(sharing, "_MIN_WASTE_NBYTES", min_waste):
+        report = sk.load(path, state, timeout=SECONDS)
+    assert _equal(state, big_state(way))
+    return [report.nbytes_read, report.nbytes_received]
+
+
+def load_files_of_users(rank: int, world: int, *, path: str, ranks_each: int) -> list[int]:
+    """So many ranks in a row see each other's memory."""
+    with patch("shardkeep.transfer.share.memory_key", lambda: f"user-{rank // ranks_each}"):
+        return load_files(rank, world, path=path, way="columns", min_waste=0)
 
 
 def load_from_two_hosts(rank: int, world: int, *, path: str) -> list[int]:

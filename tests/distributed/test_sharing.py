@@ -35,14 +35,42 @@ def test_all_ranks_together_fetch_what_is_stored(pool4, saved, way, share):
         assert max(read for _, read, _ in found) < 0.5 * stored
 
 
-@pytest.mark.parametrize("min_run_nbytes", [64, 2**20], ids=["by runs", "put together"])
 @pytest.mark.parametrize("way", ["ddp", "columns"])
-def test_ranks_of_one_host_read_each_others_memory_where_they_may(
-    pool4, saved, way, min_run_nbytes
-):
-    how = {"path": saved["ddp"][0], "way": way, "min_run_nbytes": min_run_nbytes}
-    assert all(pool4.run(cases.load_from_neighbours, **how, can_read=True))
-    assert not any(pool4.run(cases.load_from_neighbours, **how, can_read=False))
+def test_ranks_of_one_host_share_memory_where_they_may(pool4, saved, way):
+    how = {"path": saved["ddp"][0], "way": way}
+    assert all(pool4.run(cases.load_from_neighbours, **how, can_map=True))
+    assert not any(pool4.run(cases.load_from_neighbours, **how, can_map=False))
+
+
+def test_files_are_read_once_where_ranks_would_read_much_in_vain(pool4, saved):
+    path, stored = saved["fsdp"]
+    found = pool4.run(cases.load_files, path=path, way="columns", min_waste=0)
+    assert sum(read for read, _ in found) < 1.05 * stored
+    assert all(received for _, received in found)
+
+
+@pytest.mark.parametrize(("way", "min_waste"), [("columns", 2**30), ("ddp", 0), ("fsdp", 0)])
+def test_files_are_read_by_each_rank_where_little_is_in_vain(pool4, saved, way, min_waste):
+    path, _ = saved["ddp"]
+    found = pool4.run(cases.load_files, path=path, way=way, min_waste=min_waste)
+    assert [received for _, received in found] == [0] * 4
+
+
+def test_files_are_read_once_by_those_who_see_each_others_memory(pool4, saved):
+    path, stored = saved["fsdp"]
+    found = pool4.run(cases.load_files_of_users, path=path, ranks_each=2)
+    for pair in (found[:2], found[2:]):
+        assert 0.9 * stored < sum(read for read, _ in pair) < 1.05 * stored
+        assert all(received for _, received in pair)
+
+
+@pytest.mark.parametrize(("ranks_each", "alone"), [(1, [0, 1, 2, 3]), (3, [3])])
+def test_who_sees_nobodys_memory_reads_all_by_itself(pool4, saved, ranks_each, alone):
+    path, stored = saved["fsdp"]
+    found = pool4.run(cases.load_files_of_users, path=path, ranks_each=ranks_each)
+    for rank, (read, received) in enumerate(found):
+        assert (received == 0) == (rank in alone)
+        assert (read > 0.9 * stored) == (rank in alone)
 
 
 @pytest.mark.parametrize("way", ["fsdp", "sharded"])

@@ -20,6 +20,7 @@ from tests.docs.blocks import PAGES, ROOT, Block, Way, blocks_of, run_block, run
 
 # A Python of an environment of its own: .venv-peers, unless SHARDKEEP_PEERS names another.
 PEERS = Path(os.environ.get("SHARDKEEP_PEERS", ROOT / ".venv-peers"), "bin", "python")
+WHOLE = Path(__file__).with_name("whole_script.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
@@ -81,7 +82,7 @@ def test_a_page_runs_on_four_ranks_and_rank_0_prints_what_it_shows(pool4, page):
 def test_the_scripts_of_a_page_run_under_torchrun_in_one_folder(tmp_path, page):
     for block in page_blocks(page, "torchrun"):
         command = [*TORCHRUN, str(block.processes)]
-        assert_prints(page, block, run_script(block, command, tmp_path))
+        assert_prints(page, block, run_script(block, [*command, str(WHOLE)], tmp_path))
 
 
 @pytest.mark.skipif(not PEERS.exists(), reason="make torture-peers installs other libraries")

@@ -133,6 +133,26 @@ def test_the_order_of_a_ranks_own_boxes_matters():
     )
 
 
+def test_listed_boxes_of_one_shape_share_their_place():
+    layout = Layout.listed((4, 4), [(0, TOP), (1, BOTTOM)])
+
+    first, second = layout.parts()
+    assert first.place is second.place
+    assert layout.buffer_shapes_of(0)[0] is layout.buffer_shapes_of(1)[0]
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(data=st.data())
+def test_layouts_have_the_same_digest_if_the_same_ranks_hold_the_same_boxes(data: st.DataObject):
+    one, other = data.draw(layouts((5, 4), range(4))), data.draw(layouts((5, 4), range(4)))
+
+    assert (one.digest == other.digest) == (list(one.parts()) == list(other.parts()))
+
+
+def test_a_digest_is_the_same_in_every_process():
+    assert Layout.chunked((4, 4), 0, [1, 0]).digest == "0fa583ef7f82e21c"
+
+
 @settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_every_view_of_a_layout_tells_the_same(data: st.DataObject):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -225,6 +226,34 @@ def test_a_large_box_goes_straight_into_the_targets_memory(three: ThreadRanks):
         ((start, nbytes),) = three.run(act)[0]
     assert len(wires) == -(-nbytes // (lanes._ROW_FACTOR * exchange._MIN_MESSAGE_NBYTES))
     assert all(start <= wire < start + nbytes for wire in wires)
+
+
+@pytest.mark.parametrize("max_nbytes", [2**20, 10_000])
+def test_a_large_row_is_cut_less_where_no_rank_needs_a_buffer(three: ThreadRanks, max_nbytes: int):
+    full = distinct_values((100_000,), torch.int64)
+    source, target = Layout.replicated((100_000,), [1]), Layout.replicated((100_000,), [0])
+    sizes: list[int] = []
+    departure = exchange._departure
+
+    def watched(*args):
+        parcel = departure(*args)
+        sizes.append(parcel.wire.nbytes)
+        return parcel
+
+    def act(rank, group):
+        shipment = replace(_shipment(source, target, rank, full), is_dense=True)
+        with tiny_messages(nbytes=1000):
+            ship(RankGroup.of(group), [shipment], what="shipping", buffer_nbytes=1)
+        return shipment.target
+
+    with (
+        mock.patch.object(exchange, "_departure", watched),
+        mock.patch.object(lanes, "_MAX_DENSE_NBYTES", max_nbytes),
+    ):
+        found = three.run(act)
+    _require_arrived(target, 0, full, found[0])
+    assert max(sizes) == min(max_nbytes, full.nbytes)
+    assert sum(sizes) == full.nbytes
 
 
 def test_nothing_to_do_needs_nobody():

@@ -248,6 +248,39 @@ def test_only_cells_that_change_owner_travel(three: ThreadRanks):
     assert pieces(made[2])[0].tolist() == [6, 7, 8]
 
 
+def test_a_large_shard_that_changes_its_owner_travels_in_one_message(three: ThreadRanks):
+    """It goes from memory to memory, whatever its size: no buffer has to hold it."""
+    full = distinct_values((600, 300), torch.int64)
+    sent: list[int] = []
+    departure = exchange._departure
+
+    def watched(*args):
+        parcel = departure(*args)
+        sent.append(parcel.wire.nbytes)
+        return parcel
+
+    def act(rank, group):
+        return sharded(full, chunks([0, 1, 2]), group).reshard(chunks([1, 2, 0])).full_tensor()
+
+    with (
+        mock.patch.object(exchange, "_message_nbytes", return_value=100_000),
+        mock.patch.object(exchange, "_departure", watched),
+    ):
+        found = three.run(act)
+
+    assert all(torch.equal(each, full) for each in found)
+    assert sent.count(full.nbytes // 3) == 3
+
+
+@pytest.mark.parametrize("rows", [300, 3000])
+def test_plans_for_large_tensors_are_not_kept(three: ThreadRanks, rows: int):
+    full = distinct_values((rows, 300))
+    gathering.plan_moves.cache_clear()
+    three.run(lambda _, group: sharded(full, SPEC, group).reshard(chunks([1, 2, 0])))
+
+    assert gathering.plan_moves.cache_info().currsize == (3 if rows == 300 else 0)
+
+
 def test_resharding_keeps_dtype_grad_and_group(three: ThreadRanks):
     def act(rank, group):
         tensor = sharded(FULL.double(), SPEC, group).requires_grad_()

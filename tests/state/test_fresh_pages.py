@@ -39,14 +39,18 @@ class Libc:
         for _, _, advice in self.asked:
             number += advice != POPULATE
             said.setdefault(number, []).append(advice)
-        return [Way(tuple(one)) for one in said.values()]
+        return [Way(tuple(a for a in one if a != mmap.MADV_NOHUGEPAGE)) for one in said.values()]
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> Libc:
-    """Time passes as huge and small pages are chosen, and as they are populated."""
+    """Time passes as huge and small pages are chosen, and as they are populated.
+
+    Huge ones are what comes if nothing is said.
+    """
     said = {"huge": mmap.MADV_HUGEPAGE, "small": mmap.MADV_NOHUGEPAGE, "populate": POPULATE}
     libc = Libc({said[name]: value for name, value in seconds.items()})
     monkeypatch.setattr(fresh_pages, "_libc", libc)
+    monkeypatch.setattr(fresh_pages, "_are_all_huge", lambda: True)
     monkeypatch.setattr(fresh_pages.time, "perf_counter", lambda: libc.now)
     return libc
 
@@ -120,6 +124,18 @@ def test_only_pages_that_are_all_its_own_are_asked_for(monkeypatch: pytest.Monke
         assert part.data_ptr() <= start
         assert start + nbytes <= part.data_ptr() + part.nbytes
     assert int(room.sum()) == len(part)
+
+
+def test_small_pages_need_no_word_where_they_come_by_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    libc = fake(monkeypatch, huge=9.0)
+    monkeypatch.setattr(fresh_pages, "_are_all_huge", lambda: False)
+    pages = FreshPages()
+    one, other = torch.zeros(4 * MIB), torch.ones(4 * MIB)
+    for _ in range(6):
+        pages.copy(one, other)
+    assert {advice for _, _, advice in libc.asked} == {mmap.MADV_HUGEPAGE, POPULATE}
 
 
 def test_memory_that_has_its_pages_and_small_memory_are_just_filled(

@@ -11,14 +11,13 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from shardkeep.manifest import header
-from shardkeep.plan.sharing import Window, windows_of
+from shardkeep.plan.reads import WindowRead
+from shardkeep.plan.sharing import windows_of
 from shardkeep.testing.example_counts import examples
-from shardkeep.transfer import columns, filling, write
+from shardkeep.transfer import assembly, filling, write
 from shardkeep.transfer.assembly import Assembly
 from shardkeep.transfer.load import FilePlan, ReadRule, Want, plan_load
-from shardkeep.transfer.moving import copy_runs
 from shardkeep.transfer.opened import Opened
-from shardkeep.transfer.read import Array
 from shardkeep.transfer.shared_fill import jobs_of
 from tests.transfer.test_any_to_any import Moves, assert_comes_back, moves, world_of
 from tests.transfer.worlds import Laid, kept_by, memory, save_in_turn
@@ -40,8 +39,7 @@ def test_windows_fill_all_targets_in_any_order(moves: Moves, dice: Random, rever
         memory() as storage,
         patch.object(write, "BLOCK_NBYTES", BLOCK),
         patch.object(header, "MIN_BLOCK_NBYTES", BLOCK),
-        patch.object(columns, "_MIN_RUN_NBYTES", dice.choice([1, 8, 64])),
-        patch.object(columns, "_MIN_COPY_NBYTES", dice.choice([0, 8])),
+        patch.object(assembly, "_takes_parts", dice.choice([assembly._takes_parts, _never])),
     ):
         save_in_turn(lambda rank: kept_by(rank, sources), storage, world_of(sources), file_count=2)
         with patch.object(filling, "fill", fill):
@@ -53,36 +51,30 @@ def fill_in_any_order(
 ) -> int:
     rule = ReadRule(64, dice.choice([0, 32]), in_spans=True)
     jobs = jobs_of(plan_load(opened, wants, threads=1, rule=rule), scattered)
-    assembly = Assembly(jobs)
+    filled = Assembly(jobs)
     stripe = BLOCK * dice.randrange(1, 9)
     windows = [
         window
         for index, job in jobs.items()
         for window in windows_of(
-            index, assembly.spans(index), origin=job.file.data_start, stripe_nbytes=stripe
+            index, filled.spans(index), origin=job.file.data_start, stripe_nbytes=stripe
         )
     ]
     dice.shuffle(windows)
     for window in windows:
         name = opened.manifest.file_name(window.file)
-        places = assembly.memory_of(window) if dice.random() < 0.5 else None
+        places = filled.memory_of(window) if dice.random() < 0.5 else None
         if places is not None:
-            assert assembly.stands_alone(window)
+            assert filled.stands_alone(window)
             opened.storage.read_into(name, window.start, places)
         else:
             data = bytearray(window.nbytes)
             opened.storage.read_into(name, window.start, [data])
-            take(assembly, window, np.frombuffer(data, np.uint8), dice)
+            filled.take(window, np.frombuffer(data, np.uint8))
             data[:] = b"\xff" * len(data)
     return sum(window.nbytes for window in windows)
 
 
-def take(assembly: Assembly, window: Window, data: Array, dice: Random) -> None:
-    """As it is done with a window at hand, or with one that another process holds."""
-    runs = assembly.places_of(window) if dice.random() < 0.5 else None
-    if runs is None:
-        assembly.take(window, data)
-        return
-    assert assembly.stands_alone(window)
-    for some in runs:
-        copy_runs(some, data, window.start)
+def _never(_job: object, read: object) -> bool:
+    """As if items lay across two windows."""
+    return not isinstance(read, WindowRead)

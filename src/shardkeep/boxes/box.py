@@ -15,6 +15,9 @@ from typing import SupportsIndex
 
 from shardkeep.errors import InvalidError
 
+# Below, `(*map(...),)` stands for `tuple(map(...))`: that one first makes a longer tuple, and each
+# that dies would stay in the interpreter's list of free ones, up to 2,000 of a length.
+
 # Torch's sizes are int64, and the bulk code keeps coordinates in int64 arrays.
 _LIMIT = 2**63
 
@@ -75,7 +78,7 @@ class Box:
     def sized(cls, start: Sequence[int], shape: Sequence[int]) -> Box:
         """The box of this shape whose first cell is `start`."""
         _require_same_ndim(start, shape)
-        return cls(tuple(start), tuple(map(add, start, shape)))
+        return cls(tuple(start), (*map(add, start, shape),))
 
     @classmethod
     def parse(cls, text: str) -> Box:
@@ -92,7 +95,7 @@ class Box:
     @property
     def shape(self) -> tuple[int, ...]:
         """The length of each side."""
-        return tuple(map(sub, self.stop, self.start))
+        return (*map(sub, self.stop, self.start),)
 
     @property
     def ndim(self) -> int:
@@ -112,8 +115,8 @@ class Box:
     def intersect(self, other: Box) -> Box | None:
         """The shared cells, or None if there is none; an empty box shares nothing."""
         _require_same_ndim(self.start, other.start)
-        start = tuple(map(max, self.start, other.start))
-        stop = tuple(map(min, self.stop, other.stop))
+        start = (*map(max, self.start, other.start),)
+        stop = (*map(min, self.stop, other.stop),)
         for a, b in zip(start, stop, strict=True):
             if a >= b:
                 return None
@@ -131,7 +134,9 @@ class Box:
     def shifted(self, by: Sequence[int]) -> Box:
         """The same box moved by an offset per dim, which must not take it below 0."""
         _require_same_ndim(self.start, by)
-        return Box(tuple(map(add, self.start, by)), tuple(map(add, self.stop, by)))
+        if not any(by):
+            return self
+        return Box((*map(add, self.start, by),), (*map(add, self.stop, by),))
 
     def relative_to(self, origin: Sequence[int]) -> Box:
         """The same box counted from `origin`: a global box becomes local to a shard.
@@ -139,11 +144,11 @@ class Box:
         >>> Box((4, 4), (6, 8)).relative_to((4, 0))
         Box(start=(0, 4), stop=(2, 8))
         """
-        return self.shifted(tuple(map(neg, origin)))
+        return self.shifted((*map(neg, origin),))
 
     def slices(self) -> tuple[slice, ...]:
         """What to index an array with to get this box of it."""
-        return tuple(map(slice, self.start, self.stop))
+        return (*map(slice, self.start, self.stop),)
 
     def __str__(self) -> str:
         spans = [f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True)]

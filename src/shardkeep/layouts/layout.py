@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+import xxhash
 
 from shardkeep.boxes import Box, find_overlaps, require_tiling
 from shardkeep.errors import LayoutError
@@ -69,6 +72,12 @@ class Layout(ABC):
         for part in self.parts():
             found.setdefault(part.box, []).append(part)
         return {box: tuple(parts) for box, parts in found.items()}
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells apart who holds which box, and where; the same in every process."""
+        numbers = [*self.shape, *(number for part in self.parts() for number in _numbers(part))]
+        return xxhash.xxh3_64_hexdigest(struct.pack(f"<{len(numbers)}q", *numbers))
 
     def require_complete(self, what: str = "the layout") -> None:
         """Raise CoverError unless the distinct boxes tile the shape."""
@@ -177,12 +186,16 @@ class ListedLayout(Layout):
         """Boxes that ranks ask for: as targets they may overlap and leave gaps."""
         parts: list[Part] = []
         shapes: dict[int, list[Shape]] = {rank: [] for rank in ranks or ()}
+        # Boxes have few shapes: those of one shape share their place.
+        places: dict[Shape, Box] = {}
         for rank, box in boxes:
             _require_inside(shape, rank, box)
             own = shapes.setdefault(rank, [])
+            place = Box.whole(box.shape)
+            place = places.setdefault(place.stop, place)
             if not box.is_empty:
-                parts.append(Part(box, rank, len(own), Box.whole(box.shape)))
-            own.append(box.shape)
+                parts.append(Part(box, rank, len(own), place))
+            own.append(place.stop)
         frozen = tuple((rank, tuple(own)) for rank, own in sorted(shapes.items()))
         # Rank by rank, so that the same boxes in another order make an equal layout.
         parts.sort(key=lambda part: part.rank)
@@ -223,6 +236,10 @@ class ListedLayout(Layout):
     @cached_property
     def _shapes_by_rank(self) -> dict[int, tuple[Shape, ...]]:
         return dict(self.buffer_shapes)
+
+
+def _numbers(part: Part) -> tuple[int, ...]:
+    return part.rank, part.buffer, *part.box.start, *part.box.stop, *part.place.start
 
 
 def _require_inside(shape: Shape, rank: int, box: Box) -> None:

@@ -111,8 +111,8 @@ def _owner(shard: ShardRecord) -> int:
 
 
 def _box(shard: ShardRecord, shape: tuple[int, ...]) -> Box:
+    if 0 not in shard.shard_sizes:
+        return Box.sized(shard.shard_offsets, shard.shard_sizes)
     # Empty trailing chunks of torch's sharded tensors start past the end; they hold nothing.
     start = [min(offset, side) for offset, side in zip(shard.shard_offsets, shape, strict=True)]
-    if 0 not in shard.shard_sizes:
-        start = list(shard.shard_offsets)
     return Box.sized(start, shard.shard_sizes)

@@ -114,7 +114,7 @@ def _needs(piece: Piece, file: FileShape) -> Iterator[tuple[Way, int, int]]:
     elif ranges.run_count:
         gap_nbytes = max(2 * file.block_nbytes, file.max_gap_nbytes + 1)
         for need in window_needs(piece, ranges, gap_nbytes, file.window_nbytes):
-            yield "window", need.start, need.stop
+            yield "window", need.first, need.last
 
 
 def _beside(little: Pair, direct: Pair, limit_nbytes: int) -> tuple[Pair, Pair]:

@@ -176,6 +176,8 @@ def _move(source: Layout, holder: Part, target: Layout, wanted: Part, shared: Bo
 
 def _place_of(shared: Box, part: Part) -> Box:
     """Where in the part's memory the shared box lies."""
+    if shared == part.box:
+        return part.place
     return shared.relative_to(part.box.start).shifted(part.place.start)
 
 

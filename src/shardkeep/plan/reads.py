@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -51,6 +51,8 @@ class Copy(msgspec.Struct, frozen=True, gc=False):
     """Where in the target."""
     start: int
     """Byte of the file at which the box's first cell lies."""
+    stop: int
+    """Behind the last byte of its last cell."""
     strides: tuple[int, ...]
     """In bytes."""
 
@@ -114,14 +116,6 @@ class ScatterRead:
 Read = DirectRead | WindowRead | SpanRead | ScatterRead
 
 
-class _Want(msgspec.Struct, frozen=True, gc=False):
-    """A span of the file that one copy needs."""
-
-    start: int
-    stop: int
-    copy: Copy
-
-
 def plan_reads(
     pieces: Sequence[Piece],
     *,
@@ -140,32 +134,41 @@ def plan_reads(
     """
     runs: list[DirectRead] = []
     little: list[Piece] = []
-    wants: list[_Want] = []
+    copies: list[Copy] = []
+    known: dict[object, tuple[ByteRanges, Sequence[Need]]] = {}
+    # Gaps that a window bridges anyway need no part of their own.
+    gap = max(2 * block_nbytes, max_gap_nbytes + 1)
     for piece in pieces:
         if 0 in piece.chunk_shape:
             continue
         if piece.box.shape == piece.chunk_shape:
             # The usual case: one run, no arithmetic on boxes.
             if not piece.is_contiguous:
-                wants.append(_whole_want(piece))
+                copies.append(_whole_copy(piece))
             elif _whole_nbytes(piece) >= direct_nbytes:
                 runs.append(_whole_run(piece))
             else:
                 little.append(piece)
             continue
-        ranges = byte_ranges(piece.chunk_shape, piece.box, piece.itemsize)
+        # Boxes of pieces alike are one object: by its identity it is found much faster.
+        alike = piece.chunk_shape, id(piece.box), piece.itemsize
+        ranges, needs = known.get(alike) or known.setdefault(
+            alike, _needs(piece, gap, window_nbytes)
+        )
+        at = piece.chunk_start
         if ranges.run_count == 1 and piece.is_contiguous and ranges.run_nbytes >= direct_nbytes:
-            first = piece.chunk_start + next(iter(ranges))[0]
-            runs.append(DirectRead(piece.target, first, first + ranges.run_nbytes))
-        elif ranges.run_count:
-            # Gaps that a window bridges anyway need no part of their own.
-            gap_nbytes = max(2 * block_nbytes, max_gap_nbytes + 1)
-            wants.extend(window_needs(piece, ranges, gap_nbytes, window_nbytes))
+            start = at + ranges.first
+            runs.append(DirectRead(piece.target, start, start + ranges.run_nbytes))
+            continue
+        copies += [
+            Copy(piece.target, place, at + first, at + last, strides)
+            for first, last, place, strides in needs
+        ]
     beside, apart = _beside(little, runs, direct_nbytes)
-    wants.extend(map(_whole_want, apart))
-    wants.sort(key=lambda want: (want.start, want.stop))
+    copies.extend(map(_whole_copy, apart))
+    copies.sort(key=lambda copy: (copy.start, copy.stop))
     blocks = _Blocks(data_start, file_nbytes, block_nbytes)
-    windows = _windows(wants, blocks, window_nbytes, max_gap_nbytes)
+    windows = _windows(copies, blocks, window_nbytes, max_gap_nbytes)
     return sorted([*runs, *map(_whole_run, beside), *windows], key=lambda read: read.start)
 
 
@@ -178,10 +181,9 @@ def _whole_run(piece: Piece) -> DirectRead:
     return DirectRead(piece.target, start, start + _whole_nbytes(piece))
 
 
-def _whole_want(piece: Piece) -> _Want:
+def _whole_copy(piece: Piece) -> Copy:
     start, strides = piece.chunk_start, _strides(piece.chunk_shape, piece.itemsize)
-    copy = Copy(piece.target, piece.box, start, strides)
-    return _Want(start, start + _whole_nbytes(piece), copy)
+    return Copy(piece.target, piece.box, start, start + _whole_nbytes(piece), strides)
 
 
 def _beside(
@@ -215,22 +217,33 @@ def _rows(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     yield row
 
 
+class Need(NamedTuple):
+    """A part of a piece, and which bytes of its chunk hold it: the first, and behind the last."""
+
+    first: int
+    last: int
+    place: Box
+    """Relative to the piece."""
+    strides: tuple[int, ...]
+
+
+def _needs(piece: Piece, gap_nbytes: int, window_nbytes: int) -> tuple[ByteRanges, Sequence[Need]]:
+    ranges = byte_ranges(piece.chunk_shape, piece.box, piece.itemsize)
+    if not ranges.run_count:
+        return ranges, ()
+    return ranges, list(window_needs(piece, ranges, gap_nbytes, window_nbytes))
+
+
 def window_needs(
     piece: Piece, ranges: ByteRanges, gap_nbytes: int, window_nbytes: int
-) -> Iterator[_Want]:
+) -> Iterator[Need]:
     """The piece in parts whose spans fit a window, and which leave out gaps that are worth it."""
     strides = _strides(piece.chunk_shape, piece.itemsize)
     sparse = _has_gaps(piece, ranges, strides, gap_nbytes)
     limit = ranges.run_nbytes if sparse else window_nbytes
     for part in _parts(piece.box, strides, piece.itemsize, limit):
         first, last = _span(part, strides, piece.itemsize)
-        copy = Copy(
-            piece.target,
-            part.relative_to(piece.box.start),
-            piece.chunk_start + first,
-            strides,
-        )
-        yield _Want(piece.chunk_start + first, piece.chunk_start + last, copy)
+        yield Need(first, last, part.relative_to(piece.box.start), strides)
 
 
 def _has_gaps(piece: Piece, ranges: ByteRanges, strides: Sequence[int], gap_nbytes: int) -> bool:
@@ -308,19 +321,19 @@ class _Blocks:
 
 
 def _windows(
-    wants: Sequence[_Want], blocks: _Blocks, window_nbytes: int, max_gap_nbytes: int
+    copies: Sequence[Copy], blocks: _Blocks, window_nbytes: int, max_gap_nbytes: int
 ) -> Iterator[WindowRead]:
-    group: list[_Want] = []
+    group: list[Copy] = []
     start = stop = 0
-    for want in wants:
-        first, last = blocks.floor(want.start), blocks.ceil(want.stop)
+    for copy in copies:
+        first, last = blocks.floor(copy.start), blocks.ceil(copy.stop)
         joined = max(stop, last) - start <= window_nbytes and first - stop <= max_gap_nbytes
         if group and not joined:
-            yield WindowRead(start, stop, tuple(one.copy for one in group))
+            yield WindowRead(start, stop, tuple(group))
             group = []
         if not group:
             start, stop = first, last
-        group.append(want)
+        group.append(copy)
         stop = max(stop, last)
     if group:
-        yield WindowRead(start, stop, tuple(one.copy for one in group))
+        yield WindowRead(start, stop, tuple(group))

@@ -16,6 +16,9 @@ from shardkeep.errors import NotFoundError
 
 # What ranks would read together, of the bytes that there are: for less, talking takes longer.
 _WORTH = 1.05
+# What ranks may read in vain, of the bytes that they want, and at least: to meet takes time, too.
+_WORTH_NEAR = 0.5
+_MIN_WASTE_NBYTES = 256 * 1024 * 1024
 
 
 class Window(NamedTuple):
@@ -65,8 +68,9 @@ class Reach:
 class Stake(NamedTuple):
     """What one rank wants of a checkpoint."""
 
+    wanted_nbytes: int
     read_nbytes: int
-    """What it would read by itself."""
+    """What it would read by itself: also what lies between the bytes that it wants."""
     tensors_nbytes: int
     """Of all tensors of which it wants something, whole."""
 
@@ -74,12 +78,30 @@ class Stake(NamedTuple):
 def is_worth_sharing(stakes: Iterable[Stake]) -> bool:
     """Whether ranks that read by themselves would read much of it more than once.
 
-    >>> is_worth_sharing([Stake(50, 100), Stake(51, 100)]), is_worth_sharing(2 * [Stake(99, 100)])
-    (False, True)
+    >>> is_worth_sharing([Stake(50, 50, 100), Stake(51, 51, 100)])
+    False
+    >>> is_worth_sharing(2 * [Stake(50, 99, 100)])
+    True
     """
     several = list(stakes)
     all_read = sum(one.read_nbytes for one in several)
     return all_read > _WORTH * max((one.tensors_nbytes for one in several), default=0)
+
+
+def is_worth_sharing_near(stakes: Iterable[Stake]) -> bool:
+    """The same where all is at hand, as in a page cache: would they read much that they don't want?
+
+    What a rank does want, it reads as fast as it could take it from another.
+
+    >>> is_worth_sharing_near(2 * [Stake(10**9, 10**9, 10**9)])
+    False
+    >>> is_worth_sharing_near(2 * [Stake(10**9, 2 * 10**9, 2 * 10**9)])
+    True
+    """
+    several = list(stakes)
+    wanted = sum(one.wanted_nbytes for one in several)
+    waste = sum(one.read_nbytes for one in several) - wanted
+    return waste > max(_MIN_WASTE_NBYTES, _WORTH_NEAR * wanted)
 
 
 def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

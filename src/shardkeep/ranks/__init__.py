@@ -9,7 +9,7 @@ from shardkeep.ranks.agree import (
 )
 from shardkeep.ranks.exchange import DEFAULT_BUFFER_NBYTES, broadcast_bytes, ship
 from shardkeep.ranks.group import RankGroup
-from shardkeep.ranks.hosts import host_key, host_names
+from shardkeep.ranks.hosts import host_key, host_names, memory_key
 from shardkeep.ranks.lanes import Shipment
 from shardkeep.ranks.views import Views, share_from, share_views
 
@@ -23,6 +23,7 @@ __all__ = [
     "broadcast_bytes",
     "host_key",
     "host_names",
+    "memory_key",
     "require_equal",
     "share_bytes",
     "share_from",

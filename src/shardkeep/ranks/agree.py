@@ -46,14 +46,16 @@ def _all_gather(group: RankGroup, payload: bytes, nbytes: int) -> list[bytes]:
     if group.messenger is None:
         return [payload]
     padded = bytearray(payload.ljust(nbytes, b"\0"))
+    if group.wire_device.type == "cpu":
+        # Each to each takes half the time of a ring. Backends of devices would have to connect.
+        copies, found = padded * group.size, bytearray(nbytes * group.size)
+        source, target = (torch.frombuffer(room, dtype=torch.uint8) for room in (copies, found))
+        none = list[int]()
+        group.messenger.alltoall_base(target, source, none, none).wait()
+        return [bytes(found[at : at + nbytes]) for at in range(0, len(found), nbytes)]
     mine = torch.frombuffer(padded, dtype=torch.uint8).to(group.wire_device)
     everyone = torch.empty((group.size, nbytes), dtype=torch.uint8, device=mine.device)
-    if mine.device.type == "cpu":
-        # Each to each takes half the time of a ring. Backends of devices would have to connect.
-        copies, none = mine.repeat(group.size), list[int]()
-        group.messenger.alltoall_base(everyone.view(-1), copies, none, none).wait()
-    else:
-        group.messenger.allgather([list(everyone)], [mine]).wait()
+    group.messenger.allgather([list(everyone)], [mine]).wait()
     return [bytes(one) for one in everyone.cpu().numpy()]
 
 

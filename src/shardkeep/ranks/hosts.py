@@ -10,6 +10,7 @@ from functools import cache
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _NETWORK = "/proc/self/ns/net"
+_NUMBERS = "/proc/self/ns/pid"
 
 
 @cache
@@ -18,7 +19,14 @@ def host_key() -> str:
 
     Containers of one machine that have networks of their own are hosts of their own.
     """
-    return "/".join((socket.gethostname(), _boot_id(), _network()))
+    return "/".join((socket.gethostname(), _boot_id(), _inode(_NETWORK)))
+
+
+@cache
+def memory_key() -> str:
+    """Equal for two processes that can see each other's memory: the host, the user, the numbers."""
+    user = os.geteuid() if hasattr(os, "geteuid") else 0
+    return "/".join((host_key(), str(user), _inode(_NUMBERS)))
 
 
 def host_names(keys: Mapping[int, str]) -> dict[int, str]:
@@ -50,7 +58,7 @@ def _boot_id() -> str:
     return ""
 
 
-def _network() -> str:
+def _inode(path: str) -> str:
     with suppress(OSError):
-        return str(os.stat(_NETWORK).st_ino)
+        return str(os.stat(path).st_ino)
     return ""

@@ -17,6 +17,8 @@ from shardkeep.ranks.pieces import Piece
 _MAX_PACKED_NBYTES = 128 * 1024
 # What lies in one row needs no buffer, so that it may go in fewer, larger messages.
 _ROW_FACTOR = 4
+# Where that is so on all ranks, a message need not be small at all.
+_MAX_DENSE_NBYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +26,14 @@ class Shipment:
     """One tensor's moves, with this rank's memory on both sides.
 
     `dtype` is what travels; where the target's dtype differs, values are converted on arrival.
+    `is_dense` says that the memory of all ranks is row-major and of this dtype; the same on all.
     """
 
     moves: RankMoves
     dtype: torch.dtype
     source: Sequence[torch.Tensor]
     target: Sequence[torch.Tensor]
+    is_dense: bool = False
 
     def source_piece(self, move: Move) -> Piece:
         """Where a box comes from."""
@@ -56,7 +60,8 @@ class Lane:
     def add(self, shipment: Shipment, move: Move, max_nbytes: int) -> None:
         """Append a box, in several moves where it is larger than a message."""
         itemsize = shipment.dtype.itemsize
-        max_nbytes *= _ROW_FACTOR if move.is_row else 1
+        if move.is_row:
+            max_nbytes = _MAX_DENSE_NBYTES if shipment.is_dense else _ROW_FACTOR * max_nbytes
         small = move.numel * itemsize <= max_nbytes
         moves = (move,) if small else tuple(move.cut(max(1, max_nbytes // itemsize)))
         self.moves += moves

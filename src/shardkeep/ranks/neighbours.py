@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +21,7 @@ from shardkeep.ranks.process_memory import read_memory
 
 _HELLO_TAG = 0x5ED - 2
 _REPLY_TAG = 0x5ED - 1
+_HELLO_NUMBERS = 4
 # From so many bytes on, a neighbour's memory is read instead of a message sent.
 _READ_NBYTES = 256 * 1024
 REPLY = 0x10000
@@ -40,36 +42,18 @@ class Neighbours:
 
         On both sides of a pair, in the same direction, at the same time.
         """
-        messenger = group.messenger
         strangers_to = [peer for peer in to if peer not in self.readers]
         strangers_of = [peer for peer in of if peer not in self.pids]
-        if messenger is None or not (strangers_to or strangers_of):
-            return
         word = torch.tensor([secrets.randbits(62)])
-        hello = torch.tensor([os.getpid(), word.data_ptr(), int(word.item())])
-        heard = {peer: torch.zeros(3, dtype=torch.int64) for peer in strangers_of}
-        answers = {peer: torch.zeros(1, dtype=torch.int64) for peer in strangers_to}
-        # All is asked before anything is waited for: nobody waits in a circle.
-        hears = [
-            messenger.recv([room], group.index_of(peer), _HELLO_TAG) for peer, room in heard.items()
-        ]
-        listens = [
-            messenger.recv([room], group.index_of(peer), _REPLY_TAG)
-            for peer, room in answers.items()
-        ]
-        says = [messenger.send([hello], group.index_of(peer), _HELLO_TAG) for peer in strangers_to]
-        for work in hears:
-            work.wait()
-        found = {peer: _readable(*map(int, room)) for peer, room in heard.items()}
-        replies = {peer: torch.tensor([int(pid > 0)]) for peer, pid in found.items()}
-        says += [
-            messenger.send([reply], group.index_of(peer), _REPLY_TAG)
-            for peer, reply in replies.items()
-        ]
-        for work in (*listens, *says):
-            work.wait()
+        hello = os.getpid(), word.data_ptr(), int(word.item()), 0
+        found, answers = introduce(
+            group,
+            dict.fromkeys(strangers_to, hello),
+            strangers_of,
+            lambda _, said: _readable(*said[:3]),
+        )
         self.pids |= found
-        self.readers |= {peer: bool(answer.item()) for peer, answer in answers.items()}
+        self.readers |= {peer: bool(answer) for peer, answer in answers.items()}
 
     def reads_mine(self, peer: int, nbytes: int) -> bool:
         """Whether a peer, whom I have met, reads so many bytes of my memory by itself."""
@@ -78,6 +62,44 @@ class Neighbours:
     def process_of(self, peer: int, nbytes: int) -> int:
         """The process of a peer, whom I have met, if I read so many bytes of its memory; else 0."""
         return self.pids[peer] if is_worth_reading(nbytes) else 0
+
+
+def introduce(
+    group: RankGroup,
+    hellos: Mapping[int, Sequence[int]],
+    of: Sequence[int],
+    answer: Callable[[int, list[int]], int],
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Say some numbers to peers, and answer those of others: my answers, and theirs, by peer.
+
+    On both sides of a pair, in the same direction, at the same time, as many numbers.
+    """
+    messenger = group.messenger
+    if messenger is None or not (hellos or of):
+        return {}, {}
+    said = {peer: torch.tensor(hello) for peer, hello in hellos.items()}
+    heard = {peer: torch.zeros(_HELLO_NUMBERS, dtype=torch.int64) for peer in of}
+    answers = {peer: torch.zeros(1, dtype=torch.int64) for peer in hellos}
+    # All is asked before anything is waited for: nobody waits in a circle.
+    hears = [
+        messenger.recv([room], group.index_of(peer), _HELLO_TAG) for peer, room in heard.items()
+    ]
+    listens = [
+        messenger.recv([room], group.index_of(peer), _REPLY_TAG) for peer, room in answers.items()
+    ]
+    says = [
+        messenger.send([hello], group.index_of(peer), _HELLO_TAG) for peer, hello in said.items()
+    ]
+    for work in hears:
+        work.wait()
+    mine = {peer: answer(peer, list(map(int, room))) for peer, room in heard.items()}
+    replies = {peer: torch.tensor([number]) for peer, number in mine.items()}
+    says += [
+        messenger.send([reply], group.index_of(peer), _REPLY_TAG) for peer, reply in replies.items()
+    ]
+    for work in (*listens, *says):
+        work.wait()
+    return mine, {peer: int(room.item()) for peer, room in answers.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +139,10 @@ class Offer:
     """Memory that a neighbour reads: done when it has. It stays where it is until then."""
 
     def __init__(self, line: Line, address: int, memory: object) -> None:
-        self._place = torch.tensor([address])
-        self._taken = torch.zeros(1, dtype=torch.int64)
+        # Sent there, and sent back by whoever has read: it needs no second one.
+        self._place = _word(address)
         reply = replace(line, tag=line.tag + REPLY)
-        self._works = line.send(self._place), reply.recv(self._taken)
+        self._works = line.send(self._place), reply.recv(self._place)
         self._memory = memory
 
     def wait(self) -> None:
@@ -134,7 +156,7 @@ class Fetch:
     def __init__(self, line: Line, read: Callable[[int], bool]) -> None:
         self._line = line
         self._read = read
-        self._place = torch.zeros(1, dtype=torch.int64)
+        self._place = _word()
         self._told = line.recv(self._place)
 
     def wait(self) -> None:
@@ -142,7 +164,12 @@ class Fetch:
         if not self._read(int(self._place.item())):
             raise RuntimeError("its memory can be read no more")
         reply = replace(self._line, tag=self._line.tag + REPLY)
-        reply.send(torch.ones(1, dtype=torch.int64)).wait()
+        reply.send(self._place).wait()
+
+
+def _word(number: int = 0) -> torch.Tensor:
+    """A message of one number; unlike `torch.tensor`, without other tensors on the way."""
+    return torch.frombuffer(array("q", [number]), dtype=torch.int64)
 
 
 def _readable(pid: int, address: int, word: int) -> int:

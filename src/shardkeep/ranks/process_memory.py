@@ -6,10 +6,6 @@ import ctypes
 import sys
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-Ints = NDArray[np.int64]
 MAX_PLACES = 1024
 """So many places can be read at once."""
 
@@ -39,27 +35,15 @@ def read_places(pid: int, places: Sequence[tuple[int, int]], target: int) -> int
     return int(_libc.process_vm_readv(pid, ctypes.byref(here), 1, there, len(places), 0))
 
 
-def read_scattered(pid: int, sources: Ints, targets: Ints, sizes: Ints) -> bool:
-    """Copy from each of the addresses `sources` to its twin in `targets`; False if not all came."""
-    if sys.platform != "linux":
-        return False
-    there, here = (np.stack((column, sizes), 1) for column in (sources, targets))
-    for first in range(0, len(sizes), MAX_PLACES):
-        last = min(first + MAX_PLACES, len(sizes))
-        count, nbytes = last - first, int(sizes[first:last].sum())
-        local, remote = (
-            ctypes.c_void_p(array.ctypes.data + first * array.strides[0]) for array in (here, there)
-        )
-        if _libc.process_vm_readv(pid, local, count, remote, count, 0) != nbytes:
-            return False
-    return True
-
-
 def read_memory(pid: int, address: int, target: int, nbytes: int) -> bool:
     """Copy `nbytes` bytes from `address` to `target`; False if not all can be read."""
+    if sys.platform != "linux":
+        return False
     done = 0
     while done < nbytes:
-        moved = read_places(pid, [(address + done, nbytes - done)], target + done)
+        # Not `read_places`: ctypes makes a type for each length of array, which takes kilobytes.
+        there, here = (_IoVec(start + done, nbytes - done) for start in (address, target))
+        moved = _libc.process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
         if moved <= 0:
             return False
         done += moved

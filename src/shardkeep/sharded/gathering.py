@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 import torch
-import xxhash
 
 from shardkeep.boxes import Box
 from shardkeep.errors import InvalidError
@@ -19,15 +17,14 @@ from shardkeep.sharded.metadata import TensorProperties
 from shardkeep.sharded.sharded_tensor import ShardedTensor
 from shardkeep.sharded.specs import ShardingSpec, spec_of_layout
 
+# From so many cells on, a plan takes little of the time, and is not kept: it holds two layouts.
+_LARGE_NUMEL = 2**18
+
 
 def identity(tensor: ShardedTensor) -> str:
     """What all ranks must see alike before cells travel: dtype, size and who holds what."""
-    return f"{tensor.dtype} {list(tensor.shape)} in boxes {_digest(tensor.sharded_layout)}"
-
-
-@lru_cache(maxsize=4096)
-def _digest(layout: Layout) -> str:
-    return xxhash.xxh3_64_hexdigest(str(list(layout.parts())).encode())
+    outline = tensor.outline()
+    return f"{outline.dtype} {list(outline.shape)} in boxes {tensor.sharded_layout.digest}"
 
 
 def gather(
@@ -131,21 +128,23 @@ def _box_of_slices(shape: Sequence[int], slices: Sequence[slice]) -> Box:
 
 def reshard(tensor: ShardedTensor, goal: ShardingSpec | Layout) -> ShardedTensor:
     """A new sharded tensor of the same values with the goal's boxes."""
-    group = tensor.rank_group
+    group, what = tensor.rank_group, "ShardedTensor.reshard"
+    size, dtype, device, requires_grad = tensor.outline()
     made: list[ShardedTensor] = []
 
     def check() -> object:
-        spec = _as_spec(goal, tensor.device)
-        properties = TensorProperties(tensor.dtype)
-        size, home = tuple(tensor.shape), tensor.process_group
-        made.append(allocate(type(tensor), spec, (size,), properties, home, device=tensor.device))
+        spec, home = _as_spec(goal, device), tensor.process_group
+        properties = TensorProperties(dtype)
+        made.append(allocate(type(tensor), spec, (size,), properties, home, device=device))
         return {"tensor": identity(tensor), "goal": identity(made[0])}
 
-    agree_equal(group, "ShardedTensor.reshard", check)
+    agree_equal(group, what, check)
     result = made[0]
     buffers = [shard.tensor for shard in result.local_shards()]
-    move(tensor, result.sharded_layout, buffers, "ShardedTensor.reshard")
-    result.requires_grad_(tensor.requires_grad)
+    plan = plan_moves if size.numel() < _LARGE_NUMEL else plan_moves_once
+    move(tensor, result.sharded_layout, buffers, what, plan=plan, is_dense=True)
+    if requires_grad:
+        result.requires_grad_()
     return result
 
 
@@ -164,12 +163,15 @@ def move(
     what: str,
     *,
     plan: Callable[[tuple[Layout, ...], Layout, int], RankMoves] = plan_moves,
+    is_dense: bool = False,
 ) -> None:
     """Fill my `buffers` of the target layout from the tensor's shards. SPMD.
 
     A target that follows the data, and will not come again, is planned by `plan_moves_once`.
+    `is_dense` says that every rank's buffers are row-major and of the tensor's dtype.
     """
     group = tensor.rank_group
     moves = plan((tensor.sharded_layout,), target, group.me)
     source = [shard.tensor for shard in tensor.local_shards()]
-    ship(group, [Shipment(moves, tensor.dtype, source, buffers)], what=what)
+    dtype = tensor.outline().dtype
+    ship(group, [Shipment(moves, dtype, source, buffers, is_dense)], what=what)

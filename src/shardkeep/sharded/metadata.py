@@ -34,8 +34,9 @@ class ShardMetadata:
         _check_extent(shard_offsets, shard_sizes)
         object.__setattr__(self, "shard_offsets", tuple(map(int, shard_offsets)))
         object.__setattr__(self, "shard_sizes", tuple(map(int, shard_sizes)))
-        parsed = None if placement is None else RemoteDevice(placement)
-        object.__setattr__(self, "placement", parsed)
+        if not (placement is None or isinstance(placement, RemoteDevice)):
+            placement = RemoteDevice(placement)
+        object.__setattr__(self, "placement", placement)
 
     @classmethod
     def of_box(cls, box: Box, placement: str | RemoteDevice | None = None) -> ShardMetadata:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import torch
 
 from shardkeep.errors import InvalidError
 
-_RANK = re.compile(r"rank:(\d+)")
+_RANK = "rank:"
 
 
 class RemoteDevice:
@@ -93,9 +91,9 @@ def _parse(text: str) -> tuple[int | None, str | None, torch.device]:
 
 
 def _parse_owner(owner: str, text: str) -> tuple[int | None, str | None]:
-    rank = _RANK.fullmatch(owner)
-    if rank:
-        return int(rank[1]), None
+    rank = owner.removeprefix(_RANK)
+    if rank != owner and rank.isdecimal():
+        return int(rank), None
     if ":" in owner:
         raise InvalidError(f"cannot read the owner of placement {text!r}; write 'rank:<n>'")
     return None, owner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import torch
 
@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 
     from shardkeep.boxes import Box
     from shardkeep.layouts import Layout
+
+
+class Outline(NamedTuple):
+    """A tensor without its cells."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
 
 
 class ShardedTensorBase(torch.Tensor):
@@ -86,6 +95,15 @@ class ShardedTensorBase(torch.Tensor):
         properties = dataclasses.replace(self._properties, requires_grad=self.requires_grad)
         return ShardedTensorMetadata(list(self._shards_metadata), self.size(), properties)
 
+    def outline(self) -> Outline:
+        """What `shape`, `dtype`, `device` and `requires_grad` tell.
+
+        Those ask first whose function serves them, for which torch makes strings anew each time,
+        and the interpreter keeps thousands of them.
+        """
+        with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
+            return Outline(self.shape, self.dtype, self.device, self.requires_grad)
+
     def hold_shards_of(self, other: ShardedTensorBase) -> None:
         """Share the shards of `other` from now on, as in `self.data = other`."""
         self._local_shards = [
@@ -111,7 +129,7 @@ class ShardedTensorBase(torch.Tensor):
     def sharded_layout(self) -> Layout:
         """Which rank holds which boxes."""
         if self._layout is None:
-            self._layout = shards_layout(self.shape, self._shards_metadata)
+            self._layout = shards_layout(self.outline().shape, self._shards_metadata)
         return self._layout
 
     def local_tensor(self) -> torch.Tensor:

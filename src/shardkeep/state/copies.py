@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -32,16 +33,16 @@ class Copies:
             for target, source in self._noted:
                 target.copy_(source, non_blocking=True)
             return
-        pieces = [piece for target, source in self._noted for piece in _cut(target, source)]
-        shares = _shares(pieces, self._threads)
+        # Who is done with one takes the next: a thread whose core is taken away holds up nobody.
+        pieces = iter([piece for target, source in self._noted for piece in _cut(target, source)])
         with ThreadPoolExecutor(self._threads, "shardkeep-copy") as pool:
-            list(pool.map(partial(_copy, FreshPages()), shares))
+            list(pool.map(partial(_copy, FreshPages()), [pieces] * self._threads))
 
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def _copy(pages: FreshPages, pairs: list[Pair]) -> None:
+def _copy(pages: FreshPages, pairs: Iterator[Pair]) -> None:
     # Whether gradients are recorded is a matter of each thread.
     with torch.no_grad():
         for target, source in pairs:
@@ -55,14 +56,3 @@ def _cut(target: torch.Tensor, source: torch.Tensor) -> list[Pair]:
     count = _PIECE_NBYTES // target.itemsize
     to, of = target.view(-1), source.view(-1)
     return [(to[at : at + count], of[at : at + count]) for at in range(0, len(to), count)]
-
-
-def _shares(pairs: list[Pair], count: int) -> list[list[Pair]]:
-    """The pairs in runs of about as many bytes, one for each thread."""
-    fair = sum(target.nbytes for target, _ in pairs) / count
-    shares: list[list[Pair]] = [[] for _ in range(count)]
-    done = 0
-    for pair in pairs:
-        shares[min(count - 1, int(done / fair))].append(pair)
-        done += pair[0].nbytes
-    return shares

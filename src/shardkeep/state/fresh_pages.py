@@ -17,7 +17,9 @@ import mmap
 import sys
 import threading
 import time
+from contextlib import suppress
 from enum import Enum
+from functools import cache
 
 import torch
 
@@ -49,8 +51,8 @@ class Way(Enum):
     """How a range gets its pages: what the kernel is told of it before it is written to."""
 
     HUGE = (mmap.MADV_HUGEPAGE, _MADV_POPULATE_WRITE)
-    SMALL = (mmap.MADV_NOHUGEPAGE, _MADV_POPULATE_WRITE)
-    ONE_BY_ONE = (mmap.MADV_NOHUGEPAGE,)
+    SMALL = (_MADV_POPULATE_WRITE,)
+    ONE_BY_ONE = ()
 
 
 class FreshPages:
@@ -66,13 +68,16 @@ class FreshPages:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Fill `target` from `source`; what comes from accelerators may still be on its way."""
         if not _is_fresh(target):
-            target.copy_(source, non_blocking=True)
+            _fill(target, source)
             return
         way = self.choose()
         start = time.perf_counter()
+        if way is not Way.HUGE and _are_all_huge():
+            # Not otherwise: threads that are getting pages would wait for each other.
+            _advise(target, mmap.MADV_NOHUGEPAGE)
         for advice in way.value:
             _advise(target, advice)
-        target.copy_(source, non_blocking=True)
+        _fill(target, source)
         self._note(way, (time.perf_counter() - start) / target.nbytes)
 
     def choose(self) -> Way:
@@ -96,6 +101,15 @@ class FreshPages:
             self._paces[way] = _NEW_SHARE * pace + (1 - _NEW_SHARE) * before
 
 
+def _fill(target: torch.Tensor, source: torch.Tensor) -> None:
+    is_plain = target.is_contiguous() and source.is_contiguous() and target.dtype is source.dtype
+    if is_plain and target.is_cpu and source.is_cpu and not (source.is_conj() or source.is_neg()):
+        # By this thread alone: torch would have others help, of which each thread here has its own.
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), target.nbytes)
+    else:
+        target.copy_(source, non_blocking=True)
+
+
 def _is_fresh(target: torch.Tensor) -> bool:
     """Whether it is memory of a process, so much that it matters, without pages as yet."""
     if not (sys.platform == "linux" and target.is_cpu and target.is_contiguous()):
@@ -107,6 +121,14 @@ def _is_fresh(target: torch.Tensor) -> bool:
     page = (target.data_ptr() + target.nbytes // 2) // mmap.PAGESIZE * mmap.PAGESIZE
     _libc.mincore(ctypes.c_void_p(page), ctypes.c_size_t(1), ctypes.byref(there))
     return not there.value & 1
+
+
+@cache
+def _are_all_huge() -> bool:
+    """Whether this system gives huge pages to whoever does not object."""
+    with suppress(OSError), open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
+        return "[always]" in file.read()
+    return False
 
 
 def _advise(target: torch.Tensor, advice: int) -> None:

@@ -1,8 +1,8 @@
 """How do windows that arrive one by one fill what planned reads want?
 
-A read takes bytes as they come, run by run, whichever window comes first. One that copies boxes of
-very short runs has its range put together first: its windows had better come in order, so that few
-such ranges are in memory at a time.
+A read takes bytes as they come, whichever window comes first. One that copies items which lie
+across two windows, as those of other formats may, has its range put together first: its windows had
+better come in order, so that few such ranges are in memory at a time.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from shardkeep.plan.reads import Part, Read, Runs, ScatterRead, SpanRead, WindowRead
+from shardkeep.plan.cuts import cut_copy
+from shardkeep.plan.reads import Part, Read, ScatterRead, SpanRead, WindowRead
 from shardkeep.plan.sharing import Window
-from shardkeep.transfer.columns import columns_of, has_columns
+from shardkeep.transfer.columns import columns_of
 from shardkeep.transfer.moving import copy_runs
 from shardkeep.transfer.read import Array, FileReads, block_span, copy_out
 
@@ -44,16 +45,11 @@ class _File:
         first = bisect_right(self.reaches, window.start)
         return range(first, bisect_left(self.starts, window.stop))
 
-    def has_columns(self, number: int) -> bool:
-        """Whether what a read wants can be told run by run."""
+    def takes_parts(self, number: int) -> bool:
+        """Whether what a read wants of a window can be used without the rest."""
         if number not in self.told:
-            self.told[number] = has_columns(self.reads.reads[number], self.reads.targets)
+            self.told[number] = _takes_parts(self.reads, self.reads.reads[number])
         return self.told[number]
-
-    def columns_of(self, number: int, window: Window) -> Iterator[Runs]:
-        """Where the bytes go that a read wants of a window."""
-        read = self.reads.reads[number]
-        return columns_of(read, self.reads.targets, window.start, window.stop)
 
 
 class Assembly:
@@ -75,7 +71,7 @@ class Assembly:
         """Whether the window's bytes can be used at once, without those of others."""
         file = self._files[window.file]
         return all(
-            file.has_columns(number) or _is_within(file.reads.reads[number], window)
+            file.takes_parts(number) or _is_within(file.reads.reads[number], window)
             for number in file.meeting(window)
         )
 
@@ -95,24 +91,17 @@ class Assembly:
                 return None
         return found if at == window.stop else None
 
-    def places_of(self, window: Window) -> list[Runs] | None:
-        """Where all bytes go that are wanted of a window; None if they must be put together."""
-        file = self._files[window.file]
-        found: list[Runs] = []
-        for number in file.meeting(window):
-            if not file.has_columns(number):
-                return None
-            found += file.columns_of(number, window)
-        return found
-
     def take(self, window: Window, data: Array) -> None:
         """Use the bytes of a window."""
         file = self._files[window.file]
+        targets = file.reads.targets
         for number in file.meeting(window):
             read = file.reads.reads[number]
-            if file.has_columns(number):
-                for runs in file.columns_of(number, window):
-                    copy_runs(runs, data, window.start)
+            if isinstance(read, SpanRead | ScatterRead):
+                runs = columns_of(read, targets, window.start, window.stop)
+                copy_runs(runs, data, window.start)
+            elif isinstance(read, WindowRead) and file.takes_parts(number):
+                _copy_parts(data, window, read, targets)
             elif isinstance(read, WindowRead):
                 self._fill(file, number, read, window, data)
 
@@ -144,6 +133,18 @@ def _file(job: FileReads) -> _File:
     return _File(job, starts, list(accumulate((read.stop for read in job.reads), max)))
 
 
+def _takes_parts(job: FileReads, read: Read) -> bool:
+    if not isinstance(read, WindowRead):
+        return True
+    # Windows end where blocks do.
+    origin, block = job.file.data_start, job.file.block_nbytes
+    return all(
+        (copy.start - origin) % size == 0 == block % size
+        for copy in read.copies
+        for size in [job.targets[copy.target].itemsize]
+    )
+
+
 def _is_within(read: Read, window: Window) -> bool:
     """Whether a window has all that a read wants, or nothing of it."""
     is_whole = window.start <= read.start and read.stop <= window.stop
@@ -172,3 +173,14 @@ def _place(file: _File, part: Part) -> Array:
 def _copy_all(scratch: Array, read: WindowRead, targets: Sequence[Array]) -> None:
     for copy in read.copies:
         copy_out(scratch, read.start, copy, targets[copy.target])
+
+
+def _copy_parts(data: Array, window: Window, read: WindowRead, targets: Sequence[Array]) -> None:
+    """What of a read lies in a window."""
+    start, stop = window.start, window.stop
+    for copy in read.copies:
+        if start <= copy.start and copy.stop <= stop:
+            copy_out(data, start, copy, targets[copy.target])
+        elif copy.start < stop and start < copy.stop:
+            for part in cut_copy(copy, start, stop):
+                copy_out(data, start, part, targets[copy.target])

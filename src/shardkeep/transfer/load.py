@@ -81,7 +81,7 @@ def require_stored(
     claimed = sum([box.numel * itemsize(record.dtype) for record, box in asked])
     if claimed <= _BELIEVED_NBYTES:
         return
-    indices = files_of(opened.manifest, asked)
+    indices = files_of(opened.manifest, alike_of(asked))
     # A header is only kept if its file has the size that the manifest says.
     opened.places.fetch(indices, threads=threads)
     there = sum([opened.manifest.files.nbytes[index] for index in indices])
@@ -92,40 +92,47 @@ def require_stored(
         )
 
 
-def files_of(manifest: Manifest, asked: Iterable[tuple[TensorRecord, Box]]) -> list[int]:
-    """The files in which boxes of stored tensors lie, by index."""
-    found = [
-        index
-        for record, box, _ in _alike(asked)
-        for _, index in manifest.chunks_meeting(record, box)
-    ]
-    return list(dict.fromkeys(found))
+Alike = Sequence[tuple[TensorRecord, Box, int]]
+"""Of tensors that are stored alike and of which the same box is asked: one, and how many."""
 
 
-def stake_of(manifest: Manifest, asked: Sequence[tuple[TensorRecord, Box]]) -> Stake:
-    """What a rank that wants these boxes of stored tensors would read, and of how much."""
-    read_nbytes = sum(
-        count * spanned_nbytes(chunk.shape, shared.relative_to(chunk.start), itemsize(record.dtype))
-        for record, box, count in _alike(asked)
-        for chunk, _ in manifest.chunks_meeting(record, box)
-        if (shared := chunk.intersect(box)) is not None
-    )
-    tensors = {id(record): record for record, _ in asked}.values()
-    return Stake(read_nbytes, sum([itemsize(one.dtype) * math.prod(one.shape) for one in tensors]))
-
-
-def _alike(
-    asked: Iterable[tuple[TensorRecord, Box]],
-) -> Iterable[tuple[TensorRecord, Box, int]]:
-    """Of tensors that are stored alike and of which the same box is asked: one, and how many."""
+def alike_of(asked: Iterable[tuple[TensorRecord, Box]]) -> Alike:
+    """What is asked, in few kinds: there may be many thousand tensors."""
     counts: dict[object, int] = {}
     first: dict[object, tuple[TensorRecord, Box]] = {}
     for record, box in asked:
         # Boxes of tensors alike are one object: by its identity it is found much faster.
         kind = record.grid, record.dtype, record.shape, id(box)
-        counts[kind] = counts.get(kind, 0) + 1
-        first.setdefault(kind, (record, box))
+        if kind in counts:
+            counts[kind] += 1
+        else:
+            counts[kind] = 1
+            first[kind] = record, box
     return [(*first[kind], count) for kind, count in counts.items()]
+
+
+def files_of(manifest: Manifest, alike: Alike) -> list[int]:
+    """The files in which boxes of stored tensors lie, by index."""
+    found = [index for record, box, _ in alike for _, index in manifest.chunks_meeting(record, box)]
+    return list(dict.fromkeys(found))
+
+
+def stake_of(manifest: Manifest, alike: Alike) -> Stake:
+    """What a rank that wants these boxes of stored tensors would read, and of how much.
+
+    A tensor of which it wants several boxes counts as often.
+    """
+    wanted = read = whole = 0
+    for record, box, count in alike:
+        size = itemsize(record.dtype)
+        wanted += count * size * box.numel
+        whole += count * size * math.prod(record.shape)
+        for chunk, _ in manifest.chunks_meeting(record, box):
+            shared = chunk.intersect(box)
+            if shared is not None:
+                inside = shared.relative_to(chunk.start)
+                read += count * spanned_nbytes(chunk.shape, inside, size)
+    return Stake(wanted, read, whole)
 
 
 def plan_load(

@@ -17,7 +17,7 @@ from shardkeep.transfer.council import Council
 from shardkeep.transfer.hosts import Hosts
 from shardkeep.transfer.open_manifest import Headers
 from shardkeep.transfer.progress import Meter
-from shardkeep.transfer.pump import TakenWhole
+from shardkeep.transfer.pump import IN_FLIGHT_NBYTES
 from shardkeep.transfer.read import Array, Reader
 from shardkeep.transfer.share import Sharing
 from shardkeep.transfer.shared_fill import STRIPE_NBYTES
@@ -76,8 +76,10 @@ def _wanted(manifest: Manifest, hosts: Hosts) -> list[int]:
     return theirs[ranks.index(hosts.me) :: len(ranks)]
 
 
-class _Copies(TakenWhole):
+class _Copies:
     """Files of others on their way to a storage. Use it in `with`: finished, or not there."""
+
+    in_flight_nbytes = IN_FLIGHT_NBYTES
 
     def __init__(self, manifest: Manifest, storage: Storage) -> None:
         self._manifest = manifest

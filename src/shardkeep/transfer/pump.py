@@ -10,52 +10,46 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from shardkeep.errors import RankFailedError
-from shardkeep.plan.reads import Runs
 from shardkeep.plan.sharing import SharedRead, Window
 from shardkeep.ranks import RankGroup
+from shardkeep.ranks.commons import commons_of, is_for_commons
 from shardkeep.ranks.group import Work
-from shardkeep.ranks.neighbours import Fetch, Line, Offer, is_worth_reading, neighbours_of
-from shardkeep.ranks.process_memory import read_memory, read_scattered
+from shardkeep.ranks.neighbours import Line
+from shardkeep.storage.rooms import empty_room
 from shardkeep.transfer.read import Array
+
+T = TypeVar("T")
 
 IN_FLIGHT_NBYTES = 64 * 1024 * 1024
 _MAX_READERS = 16
 # Windows that were used here and may still be on their way to others.
 _MAX_SENT = 3
-# What a neighbour holds takes no memory here, but a message.
+# What a neighbour holds takes no memory here.
 _MAX_FLIGHTS = 64
-_offered_for_ever: list[_Flight] = []
 
 
 class WindowActs(Protocol):
     """What a rank does with windows of files; threads call it at the same time."""
 
+    @property
+    def in_flight_nbytes(self) -> int:
+        """How much memory windows may take that are under way."""
+        ...
+
     def read(self, window: Window, memory: Array) -> None:
         """Fill memory with a window's bytes, checked."""
         ...
 
-    def fetch(self, window: Window) -> Array | None:
-        """The same in memory of its own; None if it has to be given some."""
-        ...
-
     def take(self, window: Window, data: Array) -> None:
         """Use a window's bytes; the memory is used again afterwards."""
-        ...
-
-    def places_of(self, window: Window) -> Sequence[Runs] | None:
-        """Where `take` would copy the bytes; None if it does more than that."""
-        ...
-
-    def took(self, window: Window) -> None:
-        """They were copied there."""
         ...
 
     def stands_alone(self, window: Window) -> bool:
@@ -65,19 +59,6 @@ class WindowActs(Protocol):
     def read_alone(self, window: Window) -> Array | None:
         """The bytes of a window that stands alone, to be taken; None if that is done."""
         ...
-
-
-class TakenWhole:
-    """What acts have in common that can do no more than read a window, and take it."""
-
-    def fetch(self, window: Window) -> None:
-        """It has to be given memory."""
-
-    def places_of(self, window: Window) -> None:
-        """It does more than copy."""
-
-    def took(self, window: Window) -> None:
-        """Never called."""
 
 
 class BrokenOffError(Exception):
@@ -94,17 +75,16 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A window's bytes, and the room that they are in, if it is ours to use again."""
+    """Memory for a window's bytes."""
 
     data: Array
-    room: torch.Tensor | None
+    place: int | None = None
+    """Where it is in the memory that neighbours see, too; None if it is elsewhere."""
 
     @property
     def wire(self) -> torch.Tensor:
-        """The bytes to be sent, or the place for those that come."""
-        if self.room is None:
-            raise RuntimeError("memory that is not ours is read by neighbours alone")
-        return self.room[: self.data.nbytes]
+        """The same for messages."""
+        return torch.frombuffer(self.data, dtype=torch.uint8)
 
 
 @dataclass(slots=True)
@@ -114,12 +94,24 @@ class _Flight:
     shared: SharedRead
     nbytes: int
     """What it takes of the memory for windows."""
-    read: Future[_Held] | None = None
-    arrival: Work | None = None
     held: _Held | None = None
-    """None while it is read, and for what is read where a neighbour holds it."""
+    """None for what a neighbour holds."""
+    read: Future[None] | None = None
+    arrival: Work | None = None
     sends: dict[int, Work] = field(default_factory=dict[int, Work])
     """By the rank that it goes to."""
+
+
+class _Here(Executor):
+    """Does at once what it is asked to do: where there is one core, a thread more only waits."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        done: Future[T] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            done.set_exception(error)
+        return done
 
 
 class Pump:
@@ -128,9 +120,10 @@ class Pump:
     def __init__(self, group: RankGroup, acts: WindowActs, *, stop: threading.Event) -> None:
         self._group = group
         self._acts = acts
+        self._max_nbytes = acts.in_flight_nbytes
         self._stop = stop
-        self._near = neighbours_of(group)
-        self._free: deque[torch.Tensor] = deque()
+        self._commons = commons_of(group)
+        self._free: list[Array] = []
         self._nbytes_in_flight = 0
         self.moved = Moved()
         self.finished = 0
@@ -170,36 +163,32 @@ class Pump:
     def _pump(self, tasks: Sequence[SharedRead], threads: int, tag: int) -> None:
         flights: deque[_Flight] = deque()
         sent: deque[_Flight] = deque()
-        pool = ThreadPoolExecutor(threads, "shardkeep-share")
+        pool = _Here() if threads == 1 else ThreadPoolExecutor(threads, "shardkeep-share")
         try:
             self._meet(tasks)
             for task in tasks:
-                nbytes = 0 if self._is_held_near(task) else task.window.nbytes
-                while self._is_full(nbytes, len(flights)) and (sent or flights):
+                while self._is_full(task, len(flights)) and (sent or flights):
                     self._go_on(flights, sent, tag)
-                self._nbytes_in_flight += nbytes
-                flights.append(self._start(task, nbytes, pool, tag))
+                flights.append(self._start(task, pool, tag))
             while sent or flights:
                 self._go_on(flights, sent, tag)
-        except BaseException:
-            # A neighbour may be about to read it, and must not find anything else there.
-            _offered_for_ever.extend((*flights, *sent))
-            raise
+            if self._commons.memory is not None:
+                self._commons.memory.shrink()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _meet(self, tasks: Sequence[SharedRead]) -> None:
-        """Find out which of those with whom windows are shared can read the other's memory."""
+        """Find out with whom of those that windows are shared with memory is shared, too."""
         me, to, of = self._group.me, set[int](), set[int]()
         for window, reader, takers in tasks:
-            if not is_worth_reading(window.nbytes):
+            if not is_for_commons(window.nbytes):
                 continue
             if reader == me:
                 to.update(takers)
             else:
                 of.add(reader)
         try:
-            self._near.meet(self._group, sorted(to - {me}), sorted(of))
+            self._commons.meet(self._group, sorted(to - {me}), sorted(of))
         except RuntimeError as error:
             peers = sorted(to | of)
             raise RankFailedError(
@@ -220,53 +209,49 @@ class Pump:
             # What is taken now would change memory that is the caller's again.
             raise BrokenOffError
 
-    def _is_full(self, more_nbytes: int, count: int) -> bool:
-        is_over = self._nbytes_in_flight + more_nbytes > IN_FLIGHT_NBYTES
-        return count >= _MAX_FLIGHTS or (is_over and more_nbytes > 0)
+    def _is_full(self, task: SharedRead, count: int) -> bool:
+        if self._is_held_near(task):
+            return count >= _MAX_FLIGHTS
+        is_over = self._nbytes_in_flight + task.window.nbytes > self._max_nbytes
+        memory = self._commons.memory
+        return count >= _MAX_FLIGHTS or is_over or (memory is not None and not memory.has_room)
 
     def _is_held_near(self, task: SharedRead) -> bool:
-        """Whether it is read where another rank of this host holds it."""
-        reader = task.reader
-        return reader != self._group.me and bool(self._process_of(reader, task.window))
+        """Whether another rank of this host has it in memory that is seen here."""
+        reader, nbytes = task.reader, task.window.nbytes
+        return reader != self._group.me and self._commons.shows(reader, nbytes)
 
-    def _process_of(self, reader: int, window: Window) -> int:
-        return self._near.process_of(reader, window.nbytes)
-
-    def _start(self, task: SharedRead, nbytes: int, pool: ThreadPoolExecutor, tag: int) -> _Flight:
+    def _start(self, task: SharedRead, pool: Executor, tag: int) -> _Flight:
         window, reader, takers = task
+        if self._is_held_near(task):
+            return _Flight(task, 0, arrival=self._borrow(window, reader))
+        self._nbytes_in_flight += window.nbytes
         if reader == self._group.me:
-            others = [rank for rank in takers if rank != reader]
-            is_read_here = all(self._near.reads_mine(rank, window.nbytes) for rank in others)
-            return _Flight(task, nbytes, read=pool.submit(self._read, window, is_read_here))
-        if not nbytes:
-            return _Flight(task, nbytes, arrival=self._fetch(window, reader, tag))
-        held = self._hold(window.nbytes)
-        return _Flight(task, nbytes, arrival=self._receive(held.wire, reader, tag), held=held)
+            is_seen = any(r != reader and self._commons.sees_mine(r, window.nbytes) for r in takers)
+            held = self._hold(window.nbytes, is_seen)
+            read = pool.submit(self._acts.read, window, held.data)
+            return _Flight(task, window.nbytes, held, read=read)
+        held = self._hold(window.nbytes, False)
+        arrival = self._receive(held.wire, reader, tag)
+        return _Flight(task, window.nbytes, held, arrival=arrival)
 
-    def _read(self, window: Window, is_read_here: bool) -> _Held:
-        own = self._acts.fetch(window) if is_read_here else None
-        if own is not None:
-            return _Held(own, None)
-        held = self._hold(window.nbytes)
-        self._acts.read(window, held.data)
-        return held
-
-    def _hold(self, nbytes: int) -> _Held:
-        """Memory for so many bytes. Threads call it."""
-        try:
-            room = self._free.pop()
-        except IndexError:
-            room = None
+    def _hold(self, nbytes: int, is_seen: bool) -> _Held:
+        """Memory for so many bytes, if need be such that neighbours see it."""
+        memory = self._commons.memory
+        if is_seen and memory is not None:
+            place = memory.take_slot()
+            return _Held(memory.memory[place : place + nbytes], place)
+        room = self._free.pop() if self._free else None
         if room is None or room.nbytes < nbytes:
-            room = torch.empty(nbytes, dtype=torch.uint8)
-        return _Held(room.numpy()[:nbytes], room)
+            room = empty_room(nbytes)
+        return _Held(room[:nbytes])
 
     def _use(self, flight: _Flight, tag: int) -> None:
         """Pass the window on, and take it."""
         window, reader, takers = flight.shared
-        me = self._group.me
-        if flight.read is not None:
-            held = flight.held = flight.read.result()
+        me, held = self._group.me, flight.held
+        if flight.read is not None and held is not None:
+            flight.read.result()
             self.moved.nbytes_read += window.nbytes
             flight.sends = {to: self._send(held, to, tag) for to in takers if to != me}
         elif flight.arrival is not None:
@@ -275,8 +260,8 @@ class Pump:
             self.awaited = None
             self.moved.nbytes_received += window.nbytes
         self._require_going()
-        if me in takers and flight.held is not None:
-            self._acts.take(window, flight.held.data)
+        if me in takers and held is not None:
+            self._acts.take(window, held.data)
 
     def _finish(self, flight: _Flight) -> None:
         """Wait until it has been passed on; then its memory is free."""
@@ -284,33 +269,28 @@ class Pump:
             _wait(work, to)
         self.finished += 1
         self._nbytes_in_flight -= flight.nbytes
-        self._give_back(flight.held)
+        if flight.held is not None:
+            self._give_back(flight.held)
 
-    def _give_back(self, held: _Held | None) -> None:
-        if held is not None and held.room is not None:
-            self._free.append(held.room)
+    def _give_back(self, held: _Held) -> None:
+        memory = self._commons.memory
+        if held.place is not None and memory is not None:
+            memory.give_back(held.place)
+        else:
+            self._free.append(held.data)
 
-    def _take_there(self, pid: int, window: Window, address: int) -> bool:
-        """Take a window out of a neighbour's memory; False if that can be read no more."""
-        self._require_going()
-        places = self._acts.places_of(window)
-        if places is not None:
-            done = all(_read_runs(pid, runs, address - window.start) for runs in places)
-            self._acts.took(window)
-            return done
-        held = self._hold(window.nbytes)
-        done = read_memory(pid, address, held.wire.data_ptr(), window.nbytes)
-        if done:
-            self._acts.take(window, held.data)
-        self._give_back(held)
-        return done
+    def _borrow(self, window: Window, rank: int) -> Work:
+        def take(data: Array) -> None:
+            self._require_going()
+            self._acts.take(window, data)
+
+        return self._commons.borrow(rank, window.nbytes, take, self._require_going)
 
     def _send(self, held: _Held, rank: int, tag: int) -> Work:
-        line = self._line(rank, tag)
+        if held.place is not None and self._commons.sees_mine(rank, held.data.nbytes):
+            return self._commons.lend(rank, held.place, self._require_going)
         try:
-            if self._near.reads_mine(rank, held.data.nbytes):
-                return Offer(line, held.data.ctypes.data, held)
-            return line.send(held.wire)
+            return self._line(rank, tag).send(held.wire)
         except RuntimeError as error:
             raise _gone(rank, error) from error
 
@@ -320,22 +300,10 @@ class Pump:
         except RuntimeError as error:
             raise _gone(rank, error) from error
 
-    def _fetch(self, window: Window, rank: int, tag: int) -> Work:
-        pid = self._process_of(rank, window)
-        try:
-            return Fetch(self._line(rank, tag), lambda at: self._take_there(pid, window, at))
-        except RuntimeError as error:
-            raise _gone(rank, error) from error
-
     def _line(self, rank: int, tag: int) -> Line:
         if self._group.messenger is None:
             raise RuntimeError("a single process has nobody to send to")
         return Line(self._group.messenger, self._group.index_of(rank), tag)
-
-
-def _read_runs(pid: int, runs: Runs, shift: int) -> bool:
-    """Copy runs of a file whose first byte would lie at the address `shift` of another process."""
-    return read_scattered(pid, runs.starts + shift, runs.addresses, runs.stops - runs.starts)
 
 
 def _wait(work: Work, rank: int) -> None:

@@ -30,7 +30,7 @@ from shardkeep.state.shadow import Shadow
 from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.council import Council
 from shardkeep.transfer.filling import fill_slots
-from shardkeep.transfer.load import files_of, require_stored, stake_of
+from shardkeep.transfer.load import Alike, alike_of, files_of, require_stored, stake_of
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.own_values import all_own_values, no_tensor, own_value
 from shardkeep.transfer.progress import Meter
@@ -185,12 +185,17 @@ class _Load:
         sharing = None if self.reads_alone else self.make_sharing(opened)
         if sharing is None:
             return 0
-        asked = _wanted(opened.manifest, fit, numbers)
-        if not sharing.begin(opened.manifest.save_id, stake_of(opened.manifest, asked)):
+        alike = alike_of(_wanted(opened.manifest, fit, numbers))
+        files = _files_needed(opened.manifest, alike, fit, self.council)
+        if sharing.is_of_files:
+            # If the checkpoint was replaced, that shows here, where this rank can begin again.
+            opened.places.fetch(files, threads=self.options.threads)
+        if not sharing.begin(opened.manifest.save_id, stake_of(opened.manifest, alike)):
             self.reads_alone = True
             return 0
         self.sharing = sharing
-        files = _files_needed(opened.manifest, asked, fit, self.council)
+        if sharing.is_of_files:
+            return 0
         return fetch_headers(opened, files, sharing, threads=self.options.threads)
 
 
@@ -203,12 +208,12 @@ def _wanted(manifest: Manifest, fit: Fit, numbers: Sequence[int]) -> list[tuple[
 
 def _files_needed(
     manifest: Manifest,
-    asked: Sequence[tuple[TensorRecord, Box]],
+    alike: Alike,
     fit: Fit,
     council: Council,
 ) -> list[int]:
     """The files whose headers this rank has to know, by index."""
-    found = files_of(manifest, asked)
+    found = files_of(manifest, alike)
     for _, leaf in fit.per_rank.values():
         if not isinstance(leaf, Merged):
             rank = leaf.rank if isinstance(leaf, OfRank) else council.me

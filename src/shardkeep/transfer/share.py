@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -32,15 +33,18 @@ from shardkeep.plan.sharing import (
     broker_of,
     divide,
     is_worth_sharing,
+    is_worth_sharing_near,
 )
-from shardkeep.ranks import RankGroup, host_key, share_bytes, swap_bytes
+from shardkeep.ranks import RankGroup, host_key, memory_key, share_bytes, swap_bytes
 from shardkeep.storage import CanMap
 from shardkeep.transfer.council import Council
 from shardkeep.transfer.pump import BrokenOffError, Moved, Pump, WindowActs
 from shardkeep.transfer.wire import Wire, wire_of
 
 Share = Literal["auto", "none", "host", "job"]
-Scope = Literal["host", "job"]
+Scope = Literal["memory", "host", "job"]
+"""Of those that can share memory, those of a host, or all ranks each byte is read once."""
+Worth = Callable[[Iterable[Stake]], bool] | None
 T = TypeVar("T")
 
 _WHAT = "load (share)"
@@ -70,8 +74,8 @@ class _Arrival(msgspec.Struct, array_like=True):
 class _Meeting(msgspec.Struct, array_like=True):
     """What the chair says when all have come."""
 
-    hosts: list[int]
-    """The number of each rank's host."""
+    hosts: list[tuple[int, int]]
+    """The number of a host, and how many ranks in a row it has. Empty if nothing is shared."""
     is_worth_it: bool
 
 
@@ -86,15 +90,15 @@ class Sharing:
         *,
         timeout: float,
         reach: Reach | None = None,
-        always: bool = True,
+        worth: Worth = None,
     ) -> None:
-        """Unless `always`, only if ranks that read by themselves would read much of it twice."""
+        """If it is `worth` it, by what all ranks want; without that, in any case."""
         self._council = council
         self._wire = wire
         self._scope: Scope = scope
         self._timeout = timeout
         self._reach = reach or Reach()
-        self._always = always
+        self._worth = worth
         self._others_go_on = False
         self._tag = _FIRST_TAG
         self.nbytes_received = 0
@@ -105,23 +109,32 @@ class Sharing:
         `stake` is what this rank wants of it.
         """
         council, word = self._council, save_id.encode()
-        council.report("share", msgspec.msgpack.encode(_Arrival(save_id, host_key(), stake)))
+        place = memory_key() if self._scope == "memory" else host_key()
+        council.report("share", msgspec.msgpack.encode(_Arrival(save_id, place, stake)))
         if council.me == council.chair:
             arrivals = _arrivals(council.collect("share"))
             hosts = _hosts(arrivals)
             stakes = [one.stake for one in arrivals.values() if one.stake is not None]
-            is_worth_it = self._always or is_worth_sharing(stakes)
-            said = _Meeting([hosts[rank] for rank in council.ranks], is_worth_it)
+            is_alone = self._scope == "memory" and len(set(hosts.values())) == len(hosts)
+            is_worth_it = self._worth is None or (self._worth(stakes) and not is_alone)
+            numbers = groupby(hosts[rank] for rank in council.ranks) if is_worth_it else ()
+            rows = [(number, len(list(row))) for number, row in numbers]
+            said = _Meeting(rows, is_worth_it)
             council.announce("share", msgspec.msgpack.encode(said), word=word)
         met = msgspec.msgpack.decode(council.hear("share", word=word), type=_Meeting)
         if not met.is_worth_it:
             return False
-        host_of = met.hosts
-        self._group = self._wire.connect()
+        host_of = [number for number, count in met.hosts for _ in range(count)]
         mine = host_of[council.ranks.index(council.me)]
         near = [r for r, host in zip(council.ranks, host_of, strict=True) if host == mine]
-        self._members = near if self._scope == "host" else list(council.ranks)
+        self._members = list(council.ranks) if self._scope == "job" else near
+        self._group = self._wire.connect(self._members)
         return True
+
+    @property
+    def is_of_files(self) -> bool:
+        """Whether each rank had better look into files by itself before anything is shared."""
+        return self._scope == "memory"
 
     def exchange(
         self, windows: Sequence[Window], acts: WindowActs, *, threads: int, more: bool
@@ -323,11 +336,14 @@ def sharing_of(
     share: Share, storage: object, council: Council, group: Any, *, timeout: float
 ) -> Sharing | None:
     """How to share what is read of a storage; None where each rank had better read for itself."""
-    always = share != "auto"
-    if share == "auto":
-        # What can be mapped is in the page cache of each host, which is faster than messages.
-        share = "none" if isinstance(storage, CanMap) else "job"
-    wire = wire_of(group, timeout=timeout) if share != "none" else None
-    if share == "none" or wire is None:
+    if share == "none":
         return None
-    return Sharing(council, wire, share, timeout=timeout, always=always)
+    wire = wire_of(group, timeout=timeout)
+    if wire is None:
+        return None
+    if share != "auto":
+        return Sharing(council, wire, share, timeout=timeout)
+    # What can be mapped is in the page cache of each host, which is faster than messages.
+    if isinstance(storage, CanMap):
+        return Sharing(council, wire, "memory", timeout=timeout, worth=is_worth_sharing_near)
+    return Sharing(council, wire, "job", timeout=timeout, worth=is_worth_sharing)

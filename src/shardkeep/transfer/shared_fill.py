@@ -7,7 +7,6 @@ from functools import cache
 
 import numpy as np
 
-from shardkeep.plan.reads import Runs
 from shardkeep.plan.sharing import Window, windows_of
 from shardkeep.storage.protocols import CanFetch
 from shardkeep.transfer.assembly import Assembly
@@ -16,11 +15,14 @@ from shardkeep.transfer.load import FilePlan, ReadRule, Want, plan_load
 from shardkeep.transfer.open_manifest import Headers
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
-from shardkeep.transfer.pump import TakenWhole
+from shardkeep.transfer.pump import IN_FLIGHT_NBYTES
 from shardkeep.transfer.read import Array, FileReads, Reader, in_flight
 from shardkeep.transfer.share import Sharing
 
 STRIPE_NBYTES = 8 * 1024 * 1024
+# What is read from near should still be in the cache when others take it.
+_NEAR_STRIPE_NBYTES = 4 * 1024 * 1024
+_NEAR_IN_FLIGHT_NBYTES = 2 * _NEAR_STRIPE_NBYTES
 # The same rule on all ranks: what requests cost was measured by each for itself.
 SHARED = ReadRule(in_spans=True)
 
@@ -39,8 +41,10 @@ def fetch_headers(opened: Opened, indices: Iterable[int], sharing: Sharing, *, t
     return sharing.exchange(windows, acts, threads=threads, more=True).nbytes_read
 
 
-class _HeaderActs(TakenWhole):
+class _HeaderActs:
     """Headers, each of which is one window."""
+
+    in_flight_nbytes = IN_FLIGHT_NBYTES
 
     def __init__(self, headers: Headers | None) -> None:
         self._headers = headers
@@ -81,6 +85,8 @@ def fill_together(
         plans = plan_load(opened, wants, threads=threads, rule=SHARED)
     jobs = jobs_of(plans, scattered)
     assembly = Assembly(jobs)
+    is_distant = isinstance(opened.storage, CanFetch)
+    stripe = STRIPE_NBYTES if is_distant else min(STRIPE_NBYTES, _NEAR_STRIPE_NBYTES)
     windows = [
         window
         for index, job in sorted(jobs.items())
@@ -88,7 +94,7 @@ def fill_together(
             index,
             assembly.spans(index),
             origin=job.file.data_start,
-            stripe_nbytes=_stripe_nbytes(job.file.block_nbytes),
+            stripe_nbytes=_whole_blocks(stripe, job.file.block_nbytes),
         )
     ]
     meter.expect(sum(window.nbytes for window in windows))
@@ -115,6 +121,7 @@ class _DataActs:
         # Another rank may want what this one does not: it knows only then where its blocks are.
         self._file = cache(opened.places.open_file)
         self._is_distant = isinstance(opened.storage, CanFetch)
+        self.in_flight_nbytes = IN_FLIGHT_NBYTES if self._is_distant else _NEAR_IN_FLIGHT_NBYTES
         self._assembly = assembly
         self._reader = reader
         self._meter = meter
@@ -122,19 +129,8 @@ class _DataActs:
     def read(self, window: Window, memory: Array) -> None:
         self._reader.read_blocks(self._file(window.file), window.start, memory)
 
-    def fetch(self, window: Window) -> Array | None:
-        if not self._is_distant:
-            return None
-        return self._reader.read_scratch(self._file(window.file), window.start, window.stop)
-
     def take(self, window: Window, data: Array) -> None:
         self._assembly.take(window, data)
-        self.took(window)
-
-    def places_of(self, window: Window) -> list[Runs] | None:
-        return self._assembly.places_of(window)
-
-    def took(self, window: Window) -> None:
         self._meter.add(window.nbytes)
 
     def stands_alone(self, window: Window) -> bool:
@@ -151,6 +147,6 @@ class _DataActs:
         return None
 
 
-def _stripe_nbytes(block_nbytes: int) -> int:
-    """About 8 MiB of whole blocks."""
-    return max(block_nbytes, STRIPE_NBYTES - STRIPE_NBYTES % block_nbytes)
+def _whole_blocks(nbytes: int, block_nbytes: int) -> int:
+    """About so many bytes, of whole blocks."""
+    return max(block_nbytes, nbytes - nbytes % block_nbytes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, cast
@@ -32,40 +33,45 @@ class Wire:
     def __init__(self, group: Any, *, timeout: float) -> None:
         self._outer = group
         self._timeout = timedelta(seconds=timeout)
-        self._inner: RankGroup | None = None
+        self._made: dict[tuple[int, ...], RankGroup] = {}
 
-    def connect(self) -> RankGroup:
-        """The group, made at the first call. SPMD."""
-        if self._inner is None:
-            self._inner = self._made()
-        return self._inner
+    def connect(self, members: Sequence[int] | None = None) -> RankGroup:
+        """The group of all ranks, or of some, made at the first call. SPMD on these."""
+        outer = RankGroup.of(self._outer)
+        ranks = outer.ranks if members is None else tuple(members)
+        if ranks not in self._made:
+            self._made[ranks] = self._make(outer, ranks)
+        return self._made[ranks]
 
     def drop(self) -> None:
-        """Close all connections: nobody waits in the group any more. Another call makes another."""
-        group, self._inner = self._inner, None
-        if group is not None and group.messenger is not None and group.size > 1:
+        """Close all connections: nobody waits in them any more. Another call makes others."""
+        made, self._made = self._made, {}
+        for group in made.values():
+            if group.messenger is None or group.size == 1:
+                continue
             # Whoever waits in vain closes all connections of a gloo group, for want of an abort.
             room = torch.empty(1, dtype=torch.uint8)
             with suppress(RuntimeError):
                 other = (group.my_index + 1) % group.size
                 cast("Any", group.messenger.recv([room], other, _NEVER)).wait(_MOMENT)
 
-    def _made(self) -> RankGroup:
-        ranks = RankGroup.of(self._outer)
+    def _make(self, outer: RankGroup, ranks: tuple[int, ...]) -> RankGroup:
+        if len(ranks) == 1:
+            return RankGroup(None, ranks, outer.me)
         if not dist.is_initialized():
             # A group that was made by hand, by whoever has no default one.
-            return ranks
+            return outer
         # Not by `new_group`: it names a group by how many a process has, which ranks may not share.
-        digest = xxhash.xxh3_64_hexdigest(repr(ranks.ranks).encode())
-        name = f"shardkeep/wire/{digest}/{_next_number(ranks.ranks)}"
+        digest = xxhash.xxh3_64_hexdigest(repr(ranks).encode())
+        name = f"shardkeep/wire/{digest}/{_next_number(ranks)}"
         torch_names = cast("Any", dist)
         made = torch_names.ProcessGroupGloo(
             torch_names.PrefixStore(name, default_store()),
-            ranks.my_index,
-            ranks.size,
+            ranks.index(outer.me),
+            len(ranks),
             timeout=self._timeout,
         )
-        return RankGroup(made, ranks.ranks, ranks.me)
+        return RankGroup(made, ranks, outer.me)
 
 
 _numbers: weakref.WeakKeyDictionary[Any, Counter[tuple[int, ...]]] = weakref.WeakKeyDictionary()
