@@ -15,6 +15,7 @@ from shardkeep.ranks.common_memory import (
     CommonMemory,
     GoneError,
     Track,
+    can_share,
     map_memory,
 )
 
@@ -129,3 +130,13 @@ def test_slots_are_distinct_and_their_pages_are_given_back():
     mine.shrink()
     assert os.fstat(mine.fd).st_blocks * 512 < SLOT_NBYTES
     assert not mine.memory[places[0]]
+
+
+@pytest.mark.parametrize("call", ["pidfd_open", "memfd_create"])
+def test_where_a_call_is_refused_no_memory_is_shared(monkeypatch, call):
+    def refused(*_: object) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    assert can_share()
+    monkeypatch.setattr(os, call, refused)
+    assert not can_share()

@@ -37,8 +37,21 @@ _LOOK_SECONDS = 0.05
 _libc = ctypes.CDLL(None, use_errno=True)
 # Calls that return at once: other threads need not run meanwhile.
 _quick = ctypes.PyDLL(None)
-CAN_SHARE = sys.platform == "linux" and hasattr(_libc, "sem_clockwait")
-"""Whether this system has all that is needed."""
+
+
+def can_share() -> bool:
+    """Whether this system has all that is needed. Containers may be refused what its kernel has."""
+    if sys.platform != "linux" or not hasattr(_libc, "sem_clockwait"):
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+        os.close(os.memfd_create("shardkeep", os.MFD_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+CAN_SHARE = can_share()
 
 
 class _TimeSpec(ctypes.Structure):
