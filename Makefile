@@ -54,7 +54,7 @@ torture: $(READY) $(ATHERIS) ## the long campaigns, then property tests with man
 	$(BIN)/python -m torture $(TORTURE_ARGS)
 	$(if $(TORTURE_ARGS),,$(BIN)/python -m torture.page)
 	SHARDKEEP_TORTURE=1 $(BIN)/python -m pytest tests -m "torture or hypothesis" \
-		--hypothesis-profile=torture $(PYTEST_ARGS)
+		--hypothesis-profile=torture --timeout 0 $(PYTEST_ARGS)
 
 torture-peers: $(PEERS)/.ready ## what becomes of other libraries' checkpoints; writes docs/reliability.md and README.md
 	PYTHONPATH=src:. $(PEERS)/bin/python -m torture.peers $(TORTURE_ARGS)

@@ -38,7 +38,7 @@ def main() -> None:
     contests = []
     for case in chosen(options.words, options.quick):
         with console.status(f"{case.task}, {case.size}"):
-            contests.append(compare(case, *((3, 1) if options.quick else (15, 2))))
+            contests.append(compare(case, *((3, 1) if options.quick else (15, 4))))
     show(contests, console)
     keep(contests, KEPT_AT)
 
