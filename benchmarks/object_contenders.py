@@ -3,9 +3,11 @@
 # torch lists its public names nowhere that a type checker looks.
 # pyright: reportPrivateImportUsage=false
 
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -94,28 +96,50 @@ class Plain:
             list(pool.map(upload, range(2)))
 
     def load(self, state: State, path: str) -> None:
-        """As many bytes as the state has, from as many objects, whoever wrote them."""
+        """As many bytes as the state has, into its memory, from as many objects, whoever wrote."""
         from obstore import get_range, list_with_delimiter
 
         store = self._store()
         objects = list_with_delimiter(store, path)["objects"]
-        views = views_of(locals_of(state))
-        wanted, at = sum(map(len, views)), 0
+        own = views_of(locals_of(state))
         mine = objects[dist.get_rank() :: dist.get_world_size()]
-        ranges: list[tuple[str, int, int]] = []
-        for one in [*mine, *objects]:
-            for start in range(0, one["size"], _READ):
-                nbytes = min(_READ, one["size"] - start, wanted - at)
-                if nbytes > 0:
-                    ranges.append((one["path"], start, nbytes))
-                    at += nbytes
+        sizes = [(one["path"], one["size"]) for one in [*mine, *objects]]
 
-        room = bytearray(_READ)
-
-        def fetch(one: tuple[str, int, int]) -> None:
-            data = get_range(store, one[0], start=one[1], length=one[2])
-            # One copy, as whoever wants the bytes in memory of his own has to make.
-            memoryview(room)[: one[2]] = memoryview(data)
+        def fetch(one: _Range) -> None:
+            data, at = memoryview(get_range(store, one.path, start=one.start, length=one.nbytes)), 0
+            for view in one.memory:
+                view[:] = data[at : at + len(view)]
+                at += len(view)
 
         with ThreadPoolExecutor(16) as pool:
-            list(pool.map(fetch, ranges))
+            list(pool.map(fetch, _ranges(sizes, own)))
+
+
+class _Range(NamedTuple):
+    """Bytes of an object, and the memory that they go to."""
+
+    path: str
+    start: int
+    nbytes: int
+    memory: list[memoryview]
+
+
+def _ranges(sizes: Sequence[tuple[str, int]], own: Sequence[memoryview]) -> Iterator[_Range]:
+    """What one after the other fills all memory, at most `_READ` at once."""
+    missing, left = deque(own), sum(map(len, own))
+    for path, size in sizes:
+        for start in range(0, size, _READ):
+            nbytes = min(_READ, size - start, left)
+            if nbytes:
+                left -= nbytes
+                yield _Range(path, start, nbytes, list(_next_bytes(missing, nbytes)))
+
+
+def _next_bytes(missing: deque[memoryview], nbytes: int) -> Iterator[memoryview]:
+    while nbytes:
+        view = missing.popleft()
+        if len(view) > nbytes:
+            missing.appendleft(view[nbytes:])
+            view = view[:nbytes]
+        nbytes -= len(view)
+        yield view

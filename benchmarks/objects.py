@@ -175,6 +175,9 @@ def _check(contender: Any, target: State, state: State) -> None:
 
 
 def _time(turns: Turns, act: str, contender: Any, call: Any) -> None:
+    if dist.get_rank() == 0:
+        # What others have written is on the disk before it is anybody's turn.
+        os.sync()
     dist.barrier()
     before = ServerLoad.of(contender.server)
     dist.barrier()

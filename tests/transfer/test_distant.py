@@ -80,7 +80,7 @@ def test_a_large_tensor_is_shared_by_many_requests_and_no_byte_comes_twice() -> 
         into = saved(storage, state)
         report = sk.load(storage, into=into)
         data = sum(one.nbytes for one in storage.list() if one.key.endswith(".safetensors"))
-        assert storage.requests > 16
+        assert storage.requests > 8
         assert storage.nbytes == report.nbytes_read <= data
     assert all(torch.equal(into[key], value) for key, value in state.items())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -146,3 +148,21 @@ def test_memory_that_is_too_small_for_its_layout_is_refused():
     assert chunk.memory.tolist() == [0.0, 1.0, 2.0, 3.0]
     with pytest.raises(LayoutError, match=r"'w': this rank's memory has shape \(3,\)"):
         outgoing.chunks({"w": [torch.arange(3.0)]})
+
+
+def test_a_save_and_a_load_leave_nothing_for_the_collector(saved: Path, tmp_path: Path):
+    """What it has to find stays in memory until then, with all tensors that it speaks of."""
+
+    def left_by(act: Callable[[], object]) -> int:
+        act()
+        gc.collect()
+        act()
+        return gc.collect()
+
+    state = fresh()
+    gc.disable()
+    try:
+        assert left_by(lambda: sk.load(saved, into=state)) < len(STATE) / 10
+        assert left_by(lambda: sk.save(state, tmp_path / "c", overwrite=True)) < len(STATE) / 10
+    finally:
+        gc.enable()

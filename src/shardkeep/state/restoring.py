@@ -11,7 +11,7 @@ saved from. Everything that does not fit is found before a byte is read.
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -150,7 +150,8 @@ class _Fitter:
         self._me = me
         self._cast = cast
         self._device = device
-        self._held_alike = LaidOutAlike(self._held_of)
+        # No method of mine: all that is loaded would stay in memory until the collector comes.
+        self._held_alike = LaidOutAlike(partial(_held_of, me))
         self.fit = Fit()
 
     def add(self, path: Path, leaf: Any, node: Node) -> None:
@@ -300,16 +301,6 @@ class _Fitter:
         self.fit.slots.append(Slot(record, held.box, local))
         return True
 
-    def _held_of(self, leaf: torch.Tensor) -> "_Held | None":
-        """What this rank holds of DTensors like this one, if that is all of their memory."""
-        try:
-            parts = Layout.of(leaf, ranks=[self._me]).parts_of(self._me)
-        except LayoutError:
-            return None
-        if len(parts) != 1:
-            return None
-        return _Held(tuple(leaf.shape), parts[0].box, parts[0].box.shape)
-
     def _mismatch(self, path: Path, text: str) -> None:
         self.fit.mismatched.append(f"{path_text(path)} {text}")
 
@@ -336,6 +327,17 @@ class _Held(NamedTuple):
     global_shape: tuple[int, ...]
     box: Box
     box_shape: tuple[int, ...]
+
+
+def _held_of(me: int, leaf: torch.Tensor) -> _Held | None:
+    """What this rank holds of DTensors like this one, if that is all of their memory."""
+    try:
+        parts = Layout.of(leaf, ranks=[me]).parts_of(me)
+    except LayoutError:
+        return None
+    if len(parts) != 1:
+        return None
+    return _Held(tuple(leaf.shape), parts[0].box, parts[0].box.shape)
 
 
 def require_fit(fit: Fit, *, strict: bool) -> None:

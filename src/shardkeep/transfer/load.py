@@ -225,7 +225,7 @@ class ReadRule:
             return cls()
         gap = storage.costs().max_gap_nbytes
         # Long enough that most of its time a request brings bytes, yet many for one file.
-        window = min(max(4 * gap, WINDOW_NBYTES // 2), 4 * WINDOW_NBYTES)
+        window = min(max(4 * gap, WINDOW_NBYTES), 4 * WINDOW_NBYTES)
         return cls(window, min(max(gap, MAX_GAP_NBYTES), window), in_spans=True)
 
 

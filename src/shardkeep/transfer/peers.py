@@ -12,6 +12,7 @@ from shardkeep.manifest import Manifest, decode_manifest
 from shardkeep.plan.sharing import Reach, Window, windows_of
 from shardkeep.storage import Storage
 from shardkeep.storage.protocols import Sink
+from shardkeep.storage.rooms import empty_room
 from shardkeep.transfer.commit import MANIFEST
 from shardkeep.transfer.council import Council
 from shardkeep.transfer.hosts import Hosts
@@ -80,6 +81,7 @@ class _Copies:
     """Files of others on their way to a storage. Use it in `with`: finished, or not there."""
 
     in_flight_nbytes = IN_FLIGHT_NBYTES
+    brings_memory = False
 
     def __init__(self, manifest: Manifest, storage: Storage) -> None:
         self._manifest = manifest
@@ -105,13 +107,15 @@ class _Copies:
             )
         return found
 
-    def read(self, window: Window, memory: Array) -> None:
+    def read(self, window: Window, memory: Array | None) -> Array:
         """A part of a file that this host has, checked."""
+        room = empty_room(window.nbytes) if memory is None else memory
         if window.start < self._manifest.files[window.file].header_nbytes:
-            memory[:] = np.frombuffer(self._headers.read_both(window.file)[1], np.uint8)
+            room[:] = np.frombuffer(self._headers.read_both(window.file)[1], np.uint8)
         else:
             file = self._headers.open_file(window.file)
-            self._reader.read_blocks(file, window.start, memory)
+            self._reader.read_blocks(file, window.start, room)
+        return room
 
     def take(self, window: Window, data: Array) -> None:
         """A part of a file of another host."""

@@ -44,8 +44,13 @@ class WindowActs(Protocol):
         """How much memory windows may take that are under way."""
         ...
 
-    def read(self, window: Window, memory: Array) -> None:
-        """Fill memory with a window's bytes, checked."""
+    @property
+    def brings_memory(self) -> bool:
+        """Whether what is read comes in memory of its own anyway; else memory is given."""
+        ...
+
+    def read(self, window: Window, memory: Array | None) -> Array:
+        """A window's bytes, checked: in the memory given, else in memory of their own."""
         ...
 
     def take(self, window: Window, data: Array) -> None:
@@ -95,8 +100,8 @@ class _Flight:
     nbytes: int
     """What it takes of the memory for windows."""
     held: _Held | None = None
-    """None for what a neighbour holds."""
-    read: Future[None] | None = None
+    """None for what a neighbour holds, or what came in memory of its own."""
+    read: Future[Array] | None = None
     arrival: Work | None = None
     sends: dict[int, Work] = field(default_factory=dict[int, Work])
     """By the rank that it goes to."""
@@ -227,17 +232,17 @@ class Pump:
             return _Flight(task, 0, arrival=self._borrow(window, reader))
         self._nbytes_in_flight += window.nbytes
         if reader == self._group.me:
-            is_seen = any(r != reader and self._commons.sees_mine(r, window.nbytes) for r in takers)
-            held = self._hold(window.nbytes, is_seen)
-            read = pool.submit(self._acts.read, window, held.data)
+            held = None if self._acts.brings_memory else self._hold(window.nbytes, takers)
+            read = pool.submit(self._acts.read, window, held.data if held else None)
             return _Flight(task, window.nbytes, held, read=read)
-        held = self._hold(window.nbytes, False)
+        held = self._hold(window.nbytes)
         arrival = self._receive(held.wire, reader, tag)
         return _Flight(task, window.nbytes, held, arrival=arrival)
 
-    def _hold(self, nbytes: int, is_seen: bool) -> _Held:
-        """Memory for so many bytes, if need be such that neighbours see it."""
-        memory = self._commons.memory
+    def _hold(self, nbytes: int, takers: Sequence[int] = ()) -> _Held:
+        """Memory for so many bytes, such that those of the takers see it who can."""
+        memory, me = self._commons.memory, self._group.me
+        is_seen = any(rank != me and self._commons.sees_mine(rank, nbytes) for rank in takers)
         if is_seen and memory is not None:
             place = memory.take_slot()
             return _Held(memory.memory[place : place + nbytes], place)
@@ -249,19 +254,28 @@ class Pump:
     def _use(self, flight: _Flight, tag: int) -> None:
         """Pass the window on, and take it."""
         window, reader, takers = flight.shared
-        me, held = self._group.me, flight.held
-        if flight.read is not None and held is not None:
-            flight.read.result()
+        me, data = self._group.me, flight.held.data if flight.held else None
+        if flight.read is not None:
+            data = flight.read.result()
             self.moved.nbytes_read += window.nbytes
-            flight.sends = {to: self._send(held, to, tag) for to in takers if to != me}
+            self._pass_on(flight, data, tag)
         elif flight.arrival is not None:
             self.awaited = reader
             _wait(flight.arrival, reader)
             self.awaited = None
             self.moved.nbytes_received += window.nbytes
         self._require_going()
-        if me in takers and held is not None:
-            self._acts.take(window, held.data)
+        if me in takers and data is not None:
+            self._acts.take(window, data)
+
+    def _pass_on(self, flight: _Flight, data: Array, tag: int) -> None:
+        others = [rank for rank in flight.shared.takers if rank != self._group.me]
+        if flight.held is None and others:
+            # Not before its turn: of memory that others see, little is enough then.
+            flight.held = self._hold(data.nbytes, others)
+            flight.held.data[:] = data
+        if flight.held is not None:
+            flight.sends = {rank: self._send(flight.held, rank, tag) for rank in others}
 
     def _finish(self, flight: _Flight) -> None:
         """Wait until it has been passed on; then its memory is free."""

@@ -45,13 +45,14 @@ class _HeaderActs:
     """Headers, each of which is one window."""
 
     in_flight_nbytes = IN_FLIGHT_NBYTES
+    brings_memory = True
 
     def __init__(self, headers: Headers | None) -> None:
         self._headers = headers
 
-    def read(self, window: Window, memory: Array) -> None:
-        if self._headers is not None:
-            memory[:] = np.frombuffer(self._headers.read_both(window.file)[1], np.uint8)
+    def read(self, window: Window, memory: Array | None) -> Array:
+        data = self._headers.read_both(window.file)[1] if self._headers else b""
+        return np.frombuffer(data, np.uint8)
 
     def take(self, window: Window, data: Array) -> None:
         if self._headers is not None:
@@ -122,12 +123,17 @@ class _DataActs:
         self._file = cache(opened.places.open_file)
         self._is_distant = isinstance(opened.storage, CanFetch)
         self.in_flight_nbytes = IN_FLIGHT_NBYTES if self._is_distant else _NEAR_IN_FLIGHT_NBYTES
+        self.brings_memory = self._is_distant
         self._assembly = assembly
         self._reader = reader
         self._meter = meter
 
-    def read(self, window: Window, memory: Array) -> None:
-        self._reader.read_blocks(self._file(window.file), window.start, memory)
+    def read(self, window: Window, memory: Array | None) -> Array:
+        file = self._file(window.file)
+        if memory is None:
+            return self._reader.read_scratch(file, window.start, window.stop)
+        self._reader.read_blocks(file, window.start, memory)
+        return memory
 
     def take(self, window: Window, data: Array) -> None:
         self._assembly.take(window, data)
