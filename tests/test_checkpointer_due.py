@@ -51,6 +51,34 @@ def test_a_run_saves_when_its_time_is_over(make, monkeypatch):
         assert saved == run.steps() == [3, 6, 9, 12]
 
 
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({"every_steps": 3}, 1),
+        ({"every_seconds": 60}, 1),
+        ({"every_steps": 3, "background": False}, 0),
+        ({"every_steps": 3, "snapshot": "fork"}, 0),
+        ({}, 0),
+    ],
+)
+def test_memory_for_saves_in_the_background_is_prepared_once(make, monkeypatch, options, count):
+    prepared = []
+    monkeypatch.setattr(checkpointer, "prepare_async", prepared.append)
+    states = [state_of(step) for step in range(3)]
+    with make(**options) as run:
+        for step, state in enumerate(states[1:], start=1):
+            assert run.maybe_save(step, state) is None
+    assert prepared == states[1 : 1 + count]
+
+
+def test_a_state_that_cannot_be_saved_is_not_prepared_and_the_save_says_why(make):
+    with make(every_steps=2) as run:
+        state = {"odd": object()}
+        assert run.maybe_save(1, state) is None
+        with pytest.raises(sk.InvalidError, match="odd"):
+            run.maybe_save(2, state)
+
+
 def test_a_run_without_a_rule_saves_only_when_told(make):
     with make() as run:
         assert [run.should_save(step) for step in range(5)] == [False] * 5

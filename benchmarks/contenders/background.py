@@ -3,6 +3,7 @@
 # torch lists its public names nowhere that a type checker looks.
 # pyright: reportPrivateImportUsage=false, reportMissingImports=false
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ Wait = Callable[[], object]
 CACHED = f"{DCP}, cached staging"
 """DCP's best: it blocks for the shortest time."""
 COPY_ON_WRITE = f"{OURS}, copy-on-write"
+PREPARED = f"{OURS}, prepared"
 
 
 class BackgroundContender(ABC):
@@ -34,6 +36,9 @@ class BackgroundContender(ABC):
     def prepare(self) -> None:
         """Import what it needs; ModuleNotFoundError if it is not installed."""
         self.foreground.prepare()
+
+    def make_ready(self, state: State) -> None:  # noqa: B027  most cannot
+        """What may be done before a first save, while training goes on; not measured."""
 
     @abstractmethod
     def begin(self, state: State, path: Path) -> Wait:
@@ -51,6 +56,18 @@ class Shardkeep(BackgroundContender):
 
     def begin(self, state: State, path: Path) -> Wait:
         return sk.save_async(state, path, durable=False).result
+
+
+class Prepared(Shardkeep):
+    """The same after `prepare_async`, as a `Checkpointer` does it: it matters for first saves."""
+
+    name = PREPARED
+
+    def make_ready(self, state: State) -> None:
+        sk.prepare_async(state)
+        for thread in threading.enumerate():
+            if thread.name == "shardkeep-prepare":
+                thread.join()
 
 
 class CopyOnWrite(BackgroundContender):

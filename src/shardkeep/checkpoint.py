@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -13,10 +14,11 @@ import torch
 from shardkeep.errors import InvalidError
 from shardkeep.manifest import Json, check_json, register_value
 from shardkeep.ranks import RankGroup
+from shardkeep.state.fresh_pages import populate
 from shardkeep.state.keeping import KeptState, keep_state
 from shardkeep.state.staging import Snapshot, Stager
 from shardkeep.storage import Storage, open_storage
-from shardkeep.transfer.background import Background, Handle
+from shardkeep.transfer.background import Background, Handle, stand_back
 from shardkeep.transfer.council import Council
 from shardkeep.transfer.explain import (
     LoadExplanation,
@@ -202,6 +204,24 @@ def begin_save(
 
     _background.submit(handle, act)
     return handle
+
+
+def prepare_async(state: Any) -> None:
+    """Have memory ready for a copy of `state`, so that its first `save_async` blocks no longer.
+
+    Returns at once; the pages come in the background, on Linux. Concerns this process alone. Call
+    it when the state has its full size: optimizers make theirs in the first step. Later saves use
+    the memory of the first one again.
+    """
+    buffers = _stager.reserve(keep_state(state).memory)
+
+    def act() -> None:
+        stand_back()
+        for buffer in buffers:
+            populate(buffer)
+
+    # A daemon: nobody waits for it at the interpreter's end.
+    threading.Thread(target=act, name="shardkeep-prepare", daemon=True).start()
 
 
 _background = Background(_SNAPSHOTS)

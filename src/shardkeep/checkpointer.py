@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -20,9 +20,10 @@ from shardkeep.checkpoint import (
     begin_save,
     load,
     load_from,
+    prepare_async,
     save_now,
 )
-from shardkeep.errors import DeadlineError, InvalidError
+from shardkeep.errors import DeadlineError, InvalidError, ShardkeepError
 from shardkeep.manifest import Json
 from shardkeep.plan.retention import Best, Retention
 from shardkeep.ranks import RankGroup
@@ -103,6 +104,8 @@ class Checkpointer:
         self._every_seconds = every_seconds
         self._background = background
         self._snapshot: SnapshotKind = snapshot
+        is_regular = every_steps is not None or every_seconds is not None
+        self._may_prepare = background and snapshot == "copy" and is_regular
         self._overwrite = overwrite
         self._group = group
         self._timeout = timeout
@@ -228,12 +231,21 @@ class Checkpointer:
         Call it once after each step, on every rank, and leave the loop when `stopping` is true.
         """
         if not self.should_save(step):
+            self._prepare(state)
             return None
         if self._last_step == step:
             return next((handle for number, handle in self._handles if number == step), None)
         if self._background and not self._stopping:
             return self.save_async(step, state, metrics=metrics, metadata=metadata)
         return self.save(step, state, metrics=metrics, metadata=metadata)
+
+    def _prepare(self, state: Any) -> None:
+        """After the first step, when optimizers have their state: memory for the first copy."""
+        is_wanted, self._may_prepare = self._may_prepare, False
+        if is_wanted:
+            # Whatever is wrong with the state, the save says it, on all ranks.
+            with suppress(ShardkeepError):
+                prepare_async(state)
 
     def _common_reasons(self) -> list[str]:
         while isinstance(self._common, SoloStep) and (reason := self._look()) is not None:

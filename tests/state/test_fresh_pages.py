@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import sys
+from array import array
 from typing import Any
 
 import pytest
@@ -172,3 +174,24 @@ def test_copies_are_the_same_whatever_pages_come(monkeypatch: pytest.MonkeyPatch
     copies.run()
     assert libc.asked
     assert all(map(torch.equal, targets, sources))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the call is Linux's")
+def test_a_populated_buffer_has_all_its_pages_and_what_it_held() -> None:
+    buffer = well_placed(8 * MIB + 100)
+    buffer[5 * MIB : 5 * MIB + 50] = 7
+    assert pages_there(buffer) < 8
+    fresh_pages.populate(buffer)
+
+    assert pages_there(buffer) >= buffer.nbytes // mmap.PAGESIZE
+    assert int(buffer.sum()) == 7 * 50
+
+
+def pages_there(buffer: torch.Tensor) -> int:
+    """How many of a buffer's pages have memory."""
+    start = buffer.data_ptr() // mmap.PAGESIZE
+    with open("/proc/self/pagemap", "rb") as file:
+        file.seek(8 * start)
+        count = -(-(buffer.data_ptr() + buffer.nbytes) // mmap.PAGESIZE) - start
+        entries = array("Q", file.read(8 * count))
+    return sum(entry >> 63 for entry in entries)

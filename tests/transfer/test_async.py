@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 import shardkeep as sk
 from shardkeep import checkpoint
 from shardkeep.errors import InvalidError
+from shardkeep.state import Stager
 from shardkeep.storage import MemoryStorage
 from shardkeep.transfer.background import Background, Handle
 from tests.transfer.worlds import fresh_memory
@@ -143,3 +145,53 @@ def test_acts_run_in_order_and_leave_their_room() -> None:
 def test_waiting_for_a_stage_has_an_end() -> None:
     with pytest.raises(TimeoutError, match=r"never: not staged within 0\.01 s"):
         Handle[None]("never").staged(0.01)
+
+
+@pytest.fixture
+def stager(monkeypatch: pytest.MonkeyPatch) -> Stager:
+    """One that has not copied anything yet."""
+    made = Stager()
+    monkeypatch.setattr(checkpoint, "_stager", made)
+    return made
+
+
+def prepared_threads() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "shardkeep-prepare"]
+
+
+def test_the_first_copy_goes_to_the_memory_that_was_prepared(
+    gated: list[Gated], stager: Stager
+) -> None:
+    w = torch.arange(500_000.0)
+    state = {"w": w, "view": w[:10], "row": torch.ones(3).expand(4, 3), "empty": torch.empty(0)}
+    taken: list[int] = []
+    reserve = stager.reserve
+
+    def watched(memory: Any) -> list[torch.Tensor]:
+        buffers = reserve(memory)
+        taken.extend(buffer.data_ptr() for buffer in buffers)
+        return buffers
+
+    with patch.object(stager, "reserve", watched):
+        sk.prepare_async(state)
+        for thread in prepared_threads():
+            thread.join(30)
+    memory = {"w": [w]}
+    with stager.copy(memory) as snapshot:
+        assert snapshot.tree["w"][0].data_ptr() in taken
+        assert torch.equal(snapshot.tree["w"][0], w)
+
+    handle = sk.save_async(state, gated[0])
+    w.zero_()
+    gated[0].gate.set()
+    handle.result(30)
+    found = sk.load(gated[0])
+    assert torch.equal(found["w"], torch.arange(500_000.0))
+    assert found["row"].tolist() == [[1.0] * 3] * 4
+
+
+def test_what_a_copy_has_left_is_not_prepared_again(stager: Stager) -> None:
+    memory = {"w": [torch.ones(100_000)]}
+    stager.copy(memory).release()
+    assert stager.reserve(memory) == []
+    assert [one.nbytes for one in stager.reserve(memory | {"more": [torch.ones(7)]})] == [28]

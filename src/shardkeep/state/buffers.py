@@ -66,11 +66,17 @@ class Buffers:
     memory: HostMemory
     spare: dict[int, list[torch.Tensor]] = field(default_factory=dict[int, list[torch.Tensor]])
     taken: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    fresh: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    """Those of the taken ones that no snapshot had before."""
 
     def take(self, nbytes: int) -> torch.Tensor:
         """A spare buffer of exactly this size, else a fresh one."""
         same_size = self.spare.get(nbytes)
-        buffer = same_size.pop(0) if same_size else self.memory.allocate_kept(nbytes)
+        if same_size:
+            buffer = same_size.pop(0)
+        else:
+            buffer = self.memory.allocate_kept(nbytes)
+            self.fresh.append(buffer)
         self.taken.append(buffer)
         return buffer
 

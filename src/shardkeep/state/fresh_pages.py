@@ -25,6 +25,8 @@ import torch
 
 # Smaller ranges are not worth a system call, and say nothing about a kind of pages.
 _MIN_NBYTES = 4 * 2**20
+# Smaller buffers share their pages with others, and are many.
+_WORTH_A_CALL_NBYTES = 128 * 2**10
 # What the last range took counts as much as all before it.
 _NEW_SHARE = 0.5
 # Every so many ranges another way is tried again, unless it took so many times as long.
@@ -45,6 +47,18 @@ def well_placed(nbytes: int) -> torch.Tensor:
     whole = torch.frombuffer(room, dtype=torch.uint8)
     start = -whole.data_ptr() % _HUGE_NBYTES
     return torch.frombuffer(room, dtype=torch.uint8, count=nbytes, offset=start)
+
+
+def populate(buffer: torch.Tensor) -> None:
+    """Have the pages of a buffer ready, whoever writes to it meanwhile; no byte of it changes.
+
+    Where the kernel cannot do that, they come when they are written to.
+    """
+    if sys.platform != "linux" or buffer.nbytes < _WORTH_A_CALL_NBYTES:
+        return
+    # Not at once: who wants addresses from the kernel waits for a call that gets pages.
+    for at in range(0, buffer.nbytes, _HUGE_NBYTES):
+        _advise(buffer[at : at + _HUGE_NBYTES], _MADV_POPULATE_WRITE)
 
 
 class Way(Enum):

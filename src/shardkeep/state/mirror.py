@@ -55,13 +55,14 @@ def mirror_tree(tree: Any, allocate: Allocate, value: Visit, *, fill: bool) -> A
 
 
 def copy_parts(
-    memory: Mapping[str, Sequence[torch.Tensor]], allocate: Allocate
+    memory: Mapping[str, Sequence[torch.Tensor]], allocate: Allocate, *, fill: bool = True
 ) -> dict[str, list[torch.Tensor]]:
-    """Filled twins of plain tensors by key: as `mirror_tree`, without a walk through a tree."""
+    """Twins of plain tensors by key: as `mirror_tree`, without a walk through a tree."""
     for key, parts in memory.items():
         for part in parts:
             _require_plain_memory((key,), part)
-    twins = iter(_mirror([one for parts in memory.values() for one in parts], allocate, fill=True))
+    every = [one for parts in memory.values() for one in parts]
+    twins = iter(_mirror(every, allocate, fill=fill))
     return {key: list(islice(twins, len(parts))) for key, parts in memory.items()}
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 
 from shardkeep.errors import InvalidError
-from shardkeep.state.buffers import BufferPool, HostMemory
+from shardkeep.state.buffers import BufferPool, Buffers, HostMemory
 from shardkeep.state.frozen import Frozen, FrozenTensor, Memory, freeze, is_freezable, thawed
 from shardkeep.state.mirror import copy_parts, mirror_tree
 from shardkeep.state.paths import Path
@@ -102,7 +102,17 @@ class Stager:
     def copy(self, memory: Mapping[str, Sequence[Memory]]) -> Snapshot:
         """A snapshot of plain tensors by key; `tree` has as many lists. Sooner than `stage`."""
         copies, buffers = self._copies(memory)
-        return Snapshot(copies, buffers, self._pool)
+        return Snapshot(copies, buffers.taken, self._pool)
+
+    @torch.no_grad()
+    def reserve(self, memory: Mapping[str, Sequence[Memory]]) -> list[torch.Tensor]:
+        """Have buffers for a `copy` of these; those that are fresh, to be populated by any thread.
+
+        What a released snapshot has left is used again.
+        """
+        _, buffers = self._copies(memory, fill=False)
+        self._pool.give_back(buffers.taken)
+        return buffers.fresh
 
     @torch.no_grad()
     def freeze(self, memory: Mapping[str, Sequence[Memory]]) -> Snapshot:
@@ -124,14 +134,14 @@ class Stager:
             frozen.release()
             raise
         tree = {key: _merged(parts, copies[key], frozen) for key, parts in memory.items()}
-        return Snapshot(tree, buffers, self._pool, frozen=frozen)
+        return Snapshot(tree, buffers.taken, self._pool, frozen=frozen)
 
     def _copies(
-        self, memory: Mapping[str, Sequence[Memory]]
-    ) -> tuple[dict[str, list[torch.Tensor]], list[torch.Tensor]]:
+        self, memory: Mapping[str, Sequence[Memory]], *, fill: bool = True
+    ) -> tuple[dict[str, list[torch.Tensor]], Buffers]:
         buffers = self._pool.open()
         parts = {key: [thawed(one) for one in several] for key, several in memory.items()}
-        return copy_parts(parts, buffers.take), buffers.taken
+        return copy_parts(parts, buffers.take, fill=fill), buffers
 
     def _copied(self, state_dict: Any) -> tuple[Any, list[torch.Tensor]]:
         buffers = self._pool.open()

@@ -121,7 +121,7 @@ class Background:
     ) -> None:
         if before is not None:
             before.join()
-        _stand_back()
+        stand_back()
         try:
             handle.finish(act)
         finally:
@@ -143,7 +143,7 @@ class Background:
         return found
 
 
-def _stand_back() -> None:
+def stand_back() -> None:
     """Let training go first where both want a core; threads that this one starts do the same."""
     if sys.platform == "linux":
         # There, what the call names a process is a thread.
