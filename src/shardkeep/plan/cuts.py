@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from shardkeep.boxes import Box
 from shardkeep.plan.reads import Copy
@@ -22,26 +23,45 @@ def cut_copy(copy: Copy, start: int, stop: int) -> Iterator[Copy]:
     if start <= copy.start and copy.stop <= stop:
         yield copy
         return
-    sides, strides = copy.place.shape, copy.strides
-    dim = next(d for d, side in enumerate(sides) if side > 1)
-    stride = strides[dim]
-    row_nbytes = copy.stop - copy.start - (sides[dim] - 1) * stride
+    rows = rows_between(copy, start, stop)
+    if rows.first < rows.last:
+        yield rows_of(copy, rows.dim, rows.first, rows.last)
+    for row in rows.edges:
+        yield from cut_copy(rows_of(copy, rows.dim, row, row + 1), start, stop)
+
+
+class Rows(NamedTuple):
+    """The rows of a copy, along the first dim that has several, between two bytes of the file."""
+
+    dim: int
+    first: int
+    last: int
+    """Behind the last that lies there whole."""
+    edges: Sequence[int]
+    """Those that lie there in part."""
+
+
+def rows_between(copy: Copy, start: int, stop: int) -> Rows:
+    """Which rows of a copy that is there in part lie between two bytes, whole or in part."""
+    a, b, strides = copy.place.start, copy.place.stop, copy.strides
+    dim = next(d for d in range(len(a)) if b[d] - a[d] > 1)
+    count, stride = b[dim] - a[dim], strides[dim]
+    row_nbytes = copy.stop - copy.start - (count - 1) * stride
     first = max(0, -((copy.start - start) // stride))
-    last = min(sides[dim], (stop - copy.start - row_nbytes) // stride + 1)
-    if first < last:
-        yield _rows(copy, dim, first, last, row_nbytes)
+    last = min(count, (stop - copy.start - row_nbytes) // stride + 1)
     # Of the rows that are met, the outermost may lie there in part.
-    met = range(
-        max(0, (start - copy.start) // stride),
-        min(sides[dim], (stop - 1 - copy.start) // stride + 1),
-    )
-    for row in met[:2] if len(met) < 3 else (met[0], met[-1]):
-        if not first <= row < last:
-            yield from cut_copy(_rows(copy, dim, row, row + 1, row_nbytes), start, stop)
+    top = max(0, (start - copy.start) // stride)
+    bottom = min(count, (stop - 1 - copy.start) // stride + 1) - 1
+    if first <= top and bottom < last:
+        return Rows(dim, first, last, ())
+    met = dict.fromkeys((top, bottom)) if top <= bottom else ()
+    return Rows(dim, first, last, [row for row in met if not first <= row < last])
 
 
-def _rows(copy: Copy, dim: int, first: int, last: int, row_nbytes: int) -> Copy:
+def rows_of(copy: Copy, dim: int, first: int, last: int) -> Copy:
+    """Some rows of a copy along a dim before which all sides are 1."""
     a, b = copy.place.start, copy.place.stop
+    row_nbytes = copy.stop - copy.start - (b[dim] - a[dim] - 1) * copy.strides[dim]
     place = Box((*a[:dim], a[dim] + first, *a[dim + 1 :]), (*b[:dim], a[dim] + last, *b[dim + 1 :]))
     stride = copy.strides[dim]
     begin, end = copy.start + first * stride, copy.start + (last - 1) * stride + row_nbytes

@@ -15,12 +15,12 @@ from itertools import accumulate
 
 import numpy as np
 
-from shardkeep.plan.cuts import cut_copy
-from shardkeep.plan.reads import Part, Read, ScatterRead, SpanRead, WindowRead
+from shardkeep.plan.cuts import cut_copy, rows_between, rows_of
+from shardkeep.plan.reads import Copy, Part, Read, ScatterRead, SpanRead, WindowRead
 from shardkeep.plan.sharing import Window
 from shardkeep.transfer.columns import columns_of
 from shardkeep.transfer.moving import copy_runs
-from shardkeep.transfer.read import Array, FileReads, block_span, copy_out
+from shardkeep.transfer.read import Array, FileReads, block_span, copy_out, copy_rows
 
 
 @dataclass(slots=True)
@@ -182,5 +182,14 @@ def _copy_parts(data: Array, window: Window, read: WindowRead, targets: Sequence
         if start <= copy.start and copy.stop <= stop:
             copy_out(data, start, copy, targets[copy.target])
         elif copy.start < stop and start < copy.stop:
-            for part in cut_copy(copy, start, stop):
-                copy_out(data, start, part, targets[copy.target])
+            _copy_between(data, start, stop, copy, targets[copy.target])
+
+
+def _copy_between(data: Array, start: int, stop: int, copy: Copy, target: Array) -> None:
+    """What of a copy lies between two bytes: whole rows, as nearly always, in one go."""
+    rows = rows_between(copy, start, stop)
+    if rows.first < rows.last:
+        copy_rows(data, start, copy, target, (rows.dim, rows.first, rows.last))
+    for row in rows.edges:
+        for part in cut_copy(rows_of(copy, rows.dim, row, row + 1), start, stop):
+            copy_out(data, start, part, target)

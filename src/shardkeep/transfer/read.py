@@ -303,15 +303,24 @@ def block_span(file: OpenFile, start: int, stop: int) -> tuple[int, int]:
 def copy_out(scratch: Array, window_start: int, copy: Copy, target: Array) -> None:
     """Copy a box from the bytes of a window to its place in a target."""
     # The ellipsis makes a view also of a 0-dim target.
-    place = target[(*copy.place.slices(), ...)]
+    _copy_items(scratch, copy.start - window_start, copy, target[(*copy.place.slices(), ...)])
+
+
+def copy_rows(
+    scratch: Array, window_start: int, copy: Copy, target: Array, rows: tuple[int, int, int]
+) -> None:
+    """The same for some rows of the box: the dim that counts them, the first, behind the last."""
+    dim, first, last = rows
+    slices = list(copy.place.slices())
+    at = copy.place.start[dim]
+    slices[dim] = slice(at + first, at + last)
+    start = copy.start - window_start + first * copy.strides[dim]
+    _copy_items(scratch, start, copy, target[tuple(slices)])
+
+
+def _copy_items(scratch: Array, start: int, copy: Copy, place: Array) -> None:
     if not place.size:
         return
     # In our own files items lie aligned here; in those of others NumPy copes.
-    items = np.ndarray(
-        place.shape,
-        target.dtype,
-        buffer=scratch.data,
-        offset=copy.start - window_start,
-        strides=copy.strides,
-    )
+    items = np.ndarray(place.shape, place.dtype, scratch.data, start, copy.strides)
     np.copyto(place, items)

@@ -21,7 +21,7 @@ from shardkeep.transfer.share import Sharing
 
 STRIPE_NBYTES = 8 * 1024 * 1024
 # What is read from near should still be in the cache when others take it.
-_NEAR_STRIPE_NBYTES = 4 * 1024 * 1024
+_NEAR_STRIPE_NBYTES = 2 * 1024 * 1024
 _NEAR_IN_FLIGHT_NBYTES = 2 * _NEAR_STRIPE_NBYTES
 # The same rule on all ranks: what requests cost was measured by each for itself.
 SHARED = ReadRule(in_spans=True)
