@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from benchmarks.asked import Asked
 from benchmarks.contenders.contender import Contender
 from benchmarks.figures import RAW, Figure
 from benchmarks.places import TMPFS, evict, folder_on, level_the_field, remove
@@ -45,6 +46,31 @@ class Race:
         with folder_on(self.place) as folder:
             by_rank = on_ranks(self.ranks, lambda: _Racer(self, folder).run())
         return figures_of(self.workload, self.setting, by_rank)
+
+
+def races_apart(
+    asked: Asked,
+    workload: str,
+    setting: str,
+    shapes: Callable[[bool], Shapes],
+    together: Sequence[Contender],
+    others: Sequence[Contender],
+    repetitions: int,
+    *,
+    place: Path = TMPFS,
+) -> list[Figure]:
+    """Of one process each: those that goals speak of take turns, each of the others is alone.
+
+    All in one might need more memory than there is, and what a library leaves in a process makes
+    those slower that come after it.
+    """
+    figures: list[Figure] = []
+    for contenders in (together, *([one] for one in others)):
+        chosen = asked.chosen(contenders)
+        if chosen:
+            race = Race(workload, setting, shapes(asked.quick), chosen, repetitions, place=place)
+            figures += race.run()
+    return figures
 
 
 class _Racer:

@@ -4,9 +4,6 @@ On tmpfs, where the cost of a library's own work shows, also into files that are
 on the disk: into the page cache, with fsync, and read back warm and cold.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
-
 from benchmarks.asked import Asked
 from benchmarks.contenders.contender import Contender
 from benchmarks.contenders.own import RecycledFiles, Shardkeep
@@ -14,8 +11,8 @@ from benchmarks.contenders.peers import Megatron, peers
 from benchmarks.contenders.raw import Raw, RawAndHashed
 from benchmarks.contenders.torch_ways import Dcp, Safetensors, TorchSave
 from benchmarks.figures import Figure
-from benchmarks.places import BUILD, TMPFS
-from benchmarks.races import Race
+from benchmarks.places import BUILD
+from benchmarks.races import races_apart
 from benchmarks.stored_states import large
 
 NAME = "W1"
@@ -37,30 +34,13 @@ def run(asked: Asked) -> list[Figure]:
     if asked.has("tmpfs"):
         again = [RecycledFiles(), Raw(recycled=True)]
         others = asked.unless_quick([*peers(), Megatron()])
-        figures += _races(asked, "tmpfs", [*_fresh(), *again], others, asked.turns(5, 2), TMPFS)
+        figures += races_apart(
+            asked, NAME, "tmpfs", large, [*_fresh(), *again], others, asked.turns(5, 2)
+        )
     if asked.has("disk"):
         others = asked.unless_quick([*peers(), Megatron(durable=True)])
         together = [*_fresh(), *_durable()]
-        figures += _races(asked, "disk", together, others, asked.turns(3, 1), BUILD)
-    return figures
-
-
-def _races(
-    asked: Asked,
-    setting: str,
-    together: Sequence[Contender],
-    others: Sequence[Contender],
-    turns: int,
-    place: Path,
-) -> list[Figure]:
-    """Those that goals speak of take turns; each of the others has a process of its own.
-
-    All in one would need more memory than there is.
-    """
-    shapes = large(asked.quick)
-    figures: list[Figure] = []
-    for contenders in (together, *([one] for one in others)):
-        chosen = asked.chosen(contenders)
-        if chosen:
-            figures += Race(NAME, setting, shapes, chosen, turns, place=place).run()
+        figures += races_apart(
+            asked, NAME, "disk", large, together, others, asked.turns(3, 1), place=BUILD
+        )
     return figures

@@ -7,7 +7,7 @@ from benchmarks.contenders.peers import Megatron, peers
 from benchmarks.contenders.raw import Raw
 from benchmarks.contenders.torch_ways import Dcp, Safetensors, TorchSave
 from benchmarks.figures import DCP, Figure
-from benchmarks.races import Race
+from benchmarks.races import Race, races_apart
 from benchmarks.stored_states import small
 
 NAME = "W3"
@@ -22,9 +22,8 @@ def run(asked: Asked) -> list[Figure]:
     figures: list[Figure] = []
     if asked.has(ALONE):
         others = asked.unless_quick([*peers(), Megatron()])
-        contenders = asked.chosen([*ours, Safetensors(), TorchSave(), *others])
-        once = [one.name for one in others]
-        figures += Race(NAME, ALONE, shapes, contenders, asked.turns(3, 1), once=once).run()
+        together = [*ours, Safetensors(), TorchSave()]
+        figures += races_apart(asked, NAME, ALONE, small, together, others, asked.turns(3, 1))
     if asked.has(TOGETHER):
         contenders, turns = asked.chosen(ours), asked.turns(3, 1)
         figures += Race(NAME, TOGETHER, shapes, contenders, turns, ranks=4, once=(DCP,)).run()
