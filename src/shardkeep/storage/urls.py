@@ -6,12 +6,16 @@ from the files of the AWS command line; options given by the caller come first.
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Mapping
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
 from shardkeep.errors import InvalidError, UnsupportedError
@@ -26,6 +30,12 @@ _READ_ONLY_SCHEMES = frozenset({"http", "https"})
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
 # How long one request may take; then it is sent again.
 _REQUEST_SECONDS = 60
+_MAX_CLIENTS = 16
+_MAX_CLIENT_SECONDS = 300.0
+_CLIENT_VARIABLES = (
+    *("AWS_", "GOOGLE_", "AZURE_", "MSI_", "IDENTITY_"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_"),
+)
 # Where S3's keys may come from besides the files.
 _AWS_SOURCES = (
     "AWS_ACCESS_KEY_ID",
@@ -101,7 +111,10 @@ def parse_address(url: str) -> Address:
 
 
 def connect(address: Address, options: Mapping[str, Any], *, deadline: float) -> ObjectStore:
-    """A client of the whole bucket; nothing is sent yet. `options` are those of obstore."""
+    """A client of the whole bucket; nothing is sent yet. `options` are those of obstore.
+
+    One that was made before from the same is used again, with its connections.
+    """
     from datetime import timedelta
 
     try:
@@ -128,10 +141,59 @@ def connect(address: Address, options: Mapping[str, Any], *, deadline: float) ->
         "retry_timeout": timedelta(seconds=min(deadline, 60.0)),
     }
     retry |= made.pop("retry_config", {})
+    made |= {"client_options": client, "retry_config": retry}
     try:
-        return from_url(address.root, client_options=client, retry_config=retry, **made)  # type: ignore[arg-type]
+        return _clients.get(
+            (address.root, _frozen(made), _environment()), lambda: from_url(address.root, **made)
+        )
     except (BaseError, ValueError, TypeError) as error:
         raise InvalidError(f"{address.url} cannot be opened: {first_line(error)}") from error
+
+
+def _frozen(value: Any) -> object:
+    """The same as something that can be compared and looked up, if it can."""
+    if isinstance(value, dict):
+        items = cast("dict[str, Any]", value).items()
+        return tuple(sorted((name, _frozen(one)) for name, one in items))
+    # With its type: to a client, True is not 1.
+    kind: object = type(cast("object", value))
+    return kind, value
+
+
+def _environment() -> tuple[tuple[str, str], ...]:
+    """What clients read when they are made: who has other keys by now gets another client."""
+    return tuple(
+        sorted(one for one in os.environ.items() if one[0].upper().startswith(_CLIENT_VARIABLES))
+    )
+
+
+class _Clients:
+    """The clients that were made last: each has connections, and knows whom to trust.
+
+    Files with keys are read as a client is made. They may change, so none serves for long.
+    """
+
+    def __init__(self) -> None:
+        self._made: OrderedDict[object, tuple[float, ObjectStore]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, make: Callable[[], ObjectStore]) -> ObjectStore:
+        """The client of this key; what cannot be looked up is made anew each time."""
+        with self._lock:
+            try:
+                since, client = self._made.pop(key, (-math.inf, None))
+            except TypeError:
+                return make()
+            now = time.monotonic()
+            if client is None or now - since > _MAX_CLIENT_SECONDS:
+                since, client = now, make()
+            self._made[key] = since, client
+            if len(self._made) > _MAX_CLIENTS:
+                self._made.popitem(last=False)
+            return client
+
+
+_clients = _Clients()
 
 
 _processes: set[int] = set()
