@@ -195,3 +195,18 @@ def test_what_a_copy_has_left_is_not_prepared_again(stager: Stager) -> None:
     stager.copy(memory).release()
     assert stager.reserve(memory) == []
     assert [one.nbytes for one in stager.reserve(memory | {"more": [torch.ones(7)]})] == [28]
+
+
+def test_as_much_is_prepared_as_a_copy_takes(stager: Stager) -> None:
+    """Also of what is expanded, overlaps, or is one column of much: not as if it were whole."""
+    wide = torch.zeros(1000, 1000)
+    memory = {
+        "expanded": [torch.ones(3).expand(10**6, 3)],
+        "column": [wide[:, :1]],
+        "tied": [wide.t()[:400], wide.t()[300:]],
+        "empty": [torch.empty(0, 5), torch.ones(())],
+    }
+    prepared = sorted(one.nbytes for one in stager.reserve(memory))
+    with stager.copy(memory) as snapshot:
+        assert sum(prepared) == snapshot.nbytes < 5 * 10**6
+    assert stager.reserve(memory) == []

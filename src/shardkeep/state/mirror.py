@@ -55,15 +55,23 @@ def mirror_tree(tree: Any, allocate: Allocate, value: Visit, *, fill: bool) -> A
 
 
 def copy_parts(
-    memory: Mapping[str, Sequence[torch.Tensor]], allocate: Allocate, *, fill: bool = True
+    memory: Mapping[str, Sequence[torch.Tensor]], allocate: Allocate
 ) -> dict[str, list[torch.Tensor]]:
-    """Twins of plain tensors by key: as `mirror_tree`, without a walk through a tree."""
+    """Filled twins of plain tensors by key: as `mirror_tree`, without a walk through a tree."""
+    twins = iter(_mirror(_plain(memory), allocate, fill=True))
+    return {key: list(islice(twins, len(parts))) for key, parts in memory.items()}
+
+
+def allocate_parts(memory: Mapping[str, Sequence[torch.Tensor]], allocate: Allocate) -> None:
+    """Allocate what `copy_parts` would, and copy nothing."""
+    _twins(_plain(memory), allocate, Copies(_THREADS))
+
+
+def _plain(memory: Mapping[str, Sequence[torch.Tensor]]) -> list[torch.Tensor]:
     for key, parts in memory.items():
         for part in parts:
             _require_plain_memory((key,), part)
-    every = [one for parts in memory.values() for one in parts]
-    twins = iter(_mirror(every, allocate, fill=fill))
-    return {key: list(islice(twins, len(parts))) for key, parts in memory.items()}
+    return [one for parts in memory.values() for one in parts]
 
 
 def _parts(path: Path, leaf: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -87,14 +95,22 @@ def _require_plain_memory(path: Path, part: torch.Tensor) -> None:
 
 
 def _mirror(parts: Sequence[torch.Tensor], allocate: Allocate, *, fill: bool) -> list[torch.Tensor]:
-    twins: dict[int, torch.Tensor] = {}
     copies = Copies(_THREADS) if fill else None
-    for storage in _by_storage(parts).values():
-        twins.update(_mirror_storage(storage, allocate, copies))
+    twins = _twins(parts, allocate, copies)
     if copies:
         copies.run()
         _wait_for_copies(parts)
     return [twins[index] for index in range(len(parts))]
+
+
+def _twins(
+    parts: Sequence[torch.Tensor], allocate: Allocate, copies: Copies | None
+) -> dict[int, torch.Tensor]:
+    """Twins by their place in `parts`; to be filled by `copies` if there are any."""
+    twins: dict[int, torch.Tensor] = {}
+    for storage in _by_storage(parts).values():
+        twins.update(_mirror_storage(storage, allocate, copies))
+    return twins
 
 
 def _wait_for_copies(parts: Sequence[torch.Tensor]) -> None:

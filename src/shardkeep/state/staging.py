@@ -8,9 +8,9 @@ from typing import Any, Self
 import torch
 
 from shardkeep.errors import InvalidError
-from shardkeep.state.buffers import BufferPool, Buffers, HostMemory
+from shardkeep.state.buffers import BufferPool, HostMemory
 from shardkeep.state.frozen import Frozen, FrozenTensor, Memory, freeze, is_freezable, thawed
-from shardkeep.state.mirror import copy_parts, mirror_tree
+from shardkeep.state.mirror import allocate_parts, copy_parts, mirror_tree
 from shardkeep.state.paths import Path
 from shardkeep.state.tree import nodes
 from shardkeep.state.values import copied_value
@@ -102,7 +102,7 @@ class Stager:
     def copy(self, memory: Mapping[str, Sequence[Memory]]) -> Snapshot:
         """A snapshot of plain tensors by key; `tree` has as many lists. Sooner than `stage`."""
         copies, buffers = self._copies(memory)
-        return Snapshot(copies, buffers.taken, self._pool)
+        return Snapshot(copies, buffers, self._pool)
 
     @torch.no_grad()
     def reserve(self, memory: Mapping[str, Sequence[Memory]]) -> list[torch.Tensor]:
@@ -110,7 +110,8 @@ class Stager:
 
         What a released snapshot has left is used again.
         """
-        _, buffers = self._copies(memory, fill=False)
+        buffers = self._pool.open()
+        allocate_parts(_thawed(memory), buffers.take)
         self._pool.give_back(buffers.taken)
         return buffers.fresh
 
@@ -134,14 +135,13 @@ class Stager:
             frozen.release()
             raise
         tree = {key: _merged(parts, copies[key], frozen) for key, parts in memory.items()}
-        return Snapshot(tree, buffers.taken, self._pool, frozen=frozen)
+        return Snapshot(tree, buffers, self._pool, frozen=frozen)
 
     def _copies(
-        self, memory: Mapping[str, Sequence[Memory]], *, fill: bool = True
-    ) -> tuple[dict[str, list[torch.Tensor]], Buffers]:
+        self, memory: Mapping[str, Sequence[Memory]]
+    ) -> tuple[dict[str, list[torch.Tensor]], list[torch.Tensor]]:
         buffers = self._pool.open()
-        parts = {key: [thawed(one) for one in several] for key, several in memory.items()}
-        return copy_parts(parts, buffers.take, fill=fill), buffers
+        return copy_parts(_thawed(memory), buffers.take), buffers.taken
 
     def _copied(self, state_dict: Any) -> tuple[Any, list[torch.Tensor]]:
         buffers = self._pool.open()
@@ -157,6 +157,10 @@ class Stager:
     def clear(self) -> None:
         """Free the memory of released snapshots."""
         self._pool.clear()
+
+
+def _thawed(memory: Mapping[str, Sequence[Memory]]) -> dict[str, list[torch.Tensor]]:
+    return {key: [thawed(one) for one in several] for key, several in memory.items()}
 
 
 def _merged(
