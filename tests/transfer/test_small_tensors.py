@@ -15,6 +15,7 @@ from shardkeep.errors import CorruptError, LayoutError
 from shardkeep.layouts import Layout
 from shardkeep.plan import Entry
 from shardkeep.plan.assign import plan_divisions
+from shardkeep.state.restoring import Slot
 from shardkeep.transfer.load import ReadRule, fill
 from shardkeep.transfer.opened import open_committed
 from shardkeep.transfer.outgoing import plan_outgoing
@@ -128,9 +129,11 @@ def test_only_memory_of_the_right_size_is_filled_by_its_address():
         record, room = opened.manifest.tensor("a"), torch.zeros(4)
         whole, half = Box((0,), (4,)), Box((0,), (2,))
 
-        assert not scatter.add(record, whole, room[:2], room.data_ptr())
-        assert not scatter.add(record, half, room[:2], room.data_ptr())
-        assert scatter.add(record, whole, room, room.data_ptr())
+        too_small = Slot.of(record, whole, room[:2])
+        a_part = Slot.of(record, half, room[:2])
+        strided = Slot.of(record, whole, torch.zeros(8)[::2])
+        assert scatter.take([too_small, a_part, strided]) == [too_small, a_part, strided]
+        assert scatter.take([Slot.of(record, whole, room)]) == []
         plans = scatter.plans(ReadRule(), threads=1)
         meter = Meter("loading", None, show=False)
         assert fill(opened, [], threads=1, verify=True, meter=meter, more=plans) == 40

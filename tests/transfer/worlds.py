@@ -257,7 +257,7 @@ def load_held(
             for part in held_by(laid.layout, rank, raw(laid.whole))
         ]
         slots += [
-            Slot(manifest.tensor(key), part.box, buffers[key][part.buffer][part.place.slices()])
+            Slot.of(manifest.tensor(key), part.box, buffers[key][part.buffer][part.place.slices()])
             for part in laid.layout.parts_of(rank)
         ]
     fill_slots(

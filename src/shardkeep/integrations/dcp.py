@@ -459,7 +459,7 @@ class _RankReader:
                 f"{item.dest_index.fqn!r} has a place of shape {tuple(memory.shape)} for what is "
                 f"of shape {tuple(item.lengths)}"
             )
-        return Slot(self._opened.manifest.tensors[node.index], Box(start, stop), memory)
+        return Slot.of(self._opened.manifest.tensors[node.index], Box(start, stop), memory)
 
     @property
     def _location(self) -> str:
@@ -484,5 +484,5 @@ class _RankReader:
     def _whole(self, number: int) -> torch.Tensor:
         record = self._opened.manifest.tensors[number]
         made = torch.empty(record.shape, dtype=TORCH_DTYPES[record.dtype])
-        self._fill([Slot(record, Box.whole(record.shape), made)])
+        self._fill([Slot.of(record, Box.whole(record.shape), made)])
         return made

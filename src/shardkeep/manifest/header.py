@@ -84,14 +84,15 @@ class Header:
             return []
         first, entries = records[0], self.entries
         dtype, shape = storage_entry(first.dtype, box.shape)
-        found: list[int] = []
         names = chunk_names([record.key for record in records], box, first.shape)
-        for name, record in zip(names, records, strict=True):
-            entry = entries.get(name)
-            if entry is None or entry.dtype != dtype or entry.shape != shape:
-                entry = self.chunk(record, box, where=where)
-            found.append(entry.start)
-        return found
+        # There may be many thousands: what is as it should be is not looked at one by one.
+        try:
+            found = [entries[name] for name in names]
+        except KeyError:
+            found = list[StoredEntry]()
+        if not found or any(one.dtype != dtype or one.shape != shape for one in found):
+            found = [self.chunk(record, box, where=where) for record in records]
+        return [one.start for one in found]
 
 
 class _Metadata(msgspec.Struct, forbid_unknown_fields=True):

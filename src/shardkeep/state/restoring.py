@@ -8,6 +8,8 @@ saved from. Everything that does not fit is found before a byte is read.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
+from __future__ import annotations
+
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +49,7 @@ from shardkeep.state.paths import Path, dotted, path_text
 from shardkeep.state.tree import leaves
 
 _SHOWN = 5
+_COMPLEX = frozenset(name for name, dtype in TORCH_DTYPES.items() if dtype.is_complex)
 _T = TypeVar("_T")
 
 
@@ -57,6 +60,27 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
     record: TensorRecord
     box: Box
     memory: torch.Tensor
+    address: int | None
+    """Where the memory starts if what is stored can go there as it is, in one piece."""
+
+    @classmethod
+    def of(cls, record: TensorRecord, box: Box, memory: torch.Tensor) -> Slot:
+        """For any memory of the box's shape."""
+        return cls(record, box, memory, _address_of(memory, record.dtype, box.shape))
+
+
+def _address_of(memory: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> int | None:
+    """Where memory starts that is a plain CPU tensor of this dtype and shape, in one piece."""
+    is_plain = (
+        memory.dtype is TORCH_DTYPES[dtype]
+        and memory.is_cpu
+        and memory.shape == shape
+        and memory.layout is torch.strided
+        and memory.is_contiguous()
+        and not memory.is_neg()
+        and not (dtype in _COMPLEX and memory.is_conj())
+    )
+    return memory.data_ptr() if is_plain else None
 
 
 @dataclass
@@ -123,8 +147,7 @@ def fit_state(
     asked = _asked(leaves(shadow), keys)
     if [path for path, _ in asked] == [path for path, _ in stored]:
         # As saved, the usual case: nothing has to be looked for.
-        for (path, leaf), (_, node) in zip(asked, stored, strict=True):
-            fitter.add(path, leaf, node)
+        fitter.add_all(asked, [node for _, node in stored])
     else:
         fitter.add_found(dict(asked), dict(stored))
     return fitter.fit
@@ -154,15 +177,25 @@ class _Fitter:
         self._held_alike = LaidOutAlike(partial(_held_of, me))
         self.fit = Fit()
 
-    def add(self, path: Path, leaf: Any, node: Node) -> None:
-        """Fit one leaf of the state to one of the checkpoint."""
-        if type(node) is TensorNode and type(leaf) in PLAIN:
-            record = self._manifest.tensors[node.index]
-            if _is_like(leaf, record.dtype, record.shape):
-                self.fit.slots.append(Slot(record, _whole(record.shape), leaf))
+    def add_all(self, leaves: Sequence[tuple[Path, Any]], nodes: Sequence[Node]) -> None:
+        """Fit leaves of the state to as many of the checkpoint."""
+        tensors, slots, whole = self._manifest.tensors, self.fit.slots, _whole
+        for (path, leaf), node in zip(leaves, nodes, strict=True):
+            # There may be many thousands of these: few calls are made for one.
+            if type(node) is TensorNode and type(leaf) in PLAIN:
+                record = tensors[node.index]
+                shape = record.shape
+                address = _address_of(leaf, record.dtype, shape)
+                if address is None:
+                    self._tensor(path, leaf, record)
+                else:
+                    slots.append(Slot(record, whole(shape), leaf, address))
             else:
-                self._tensor(path, leaf, record)
-        elif type(node) is TensorNode and leaf_kind(leaf) == "dtensor":
+                self._add(path, leaf, node)
+        self.fit.paths.extend([path for path, _ in leaves])
+
+    def _add(self, path: Path, leaf: Any, node: Node) -> None:
+        if type(node) is TensorNode and leaf_kind(leaf) == "dtensor":
             record = self._manifest.tensors[node.index]
             if not self._fill_dtensor(leaf, record):
                 self._tensor(path, leaf, record)
@@ -172,17 +205,12 @@ class _Fitter:
             self._sparse(path, leaf, node)
         elif isinstance(node, TensorNode | ArrayNode):
             self._tensor(path, leaf, self._manifest.tensors[node.index])
-        self.fit.paths.append(path)
 
     def add_found(self, asked: Mapping[Path, Any], stored: dict[Path, Node]) -> None:
         """Fit those of the leaves that are stored, and tell what only one side has."""
-        absent: dict[Path, Any] = {}
-        for path, leaf in asked.items():
-            node = stored.pop(path, None)
-            if node is None:
-                absent[path] = leaf
-            else:
-                self.add(path, leaf, node)
+        found = {path: leaf for path, leaf in asked.items() if path in stored}
+        self.add_all(list(found.items()), [stored.pop(path) for path in found])
+        absent = {path: leaf for path, leaf in asked.items() if path not in found}
         self._add_tied(absent, asked)
         self.fit.unexpected.extend(dotted(path) for path in stored)
 
@@ -274,13 +302,13 @@ class _Fitter:
             memory = [torch.empty_like(part, device=device) for part in memory]
             self.fit.replaced[path] = with_local_tensors(leaf, memory, device=device)
         if leaf_kind(leaf) == "tensor":
-            self.fit.slots.append(Slot(record, _whole(record.shape), memory[0]))
+            self.fit.slots.append(Slot.of(record, _whole(record.shape), memory[0]))
             return
         for part in self._layout(path, leaf).parts_of(self._me):
             view = memory[part.buffer]
             if part.place.shape != view.shape:
                 view = view[part.place.slices()]
-            self.fit.slots.append(Slot(record, part.box, view))
+            self.fit.slots.append(Slot.of(record, part.box, view))
 
     def _layout(self, path: Path, leaf: torch.Tensor) -> Layout:
         try:
@@ -295,10 +323,10 @@ class _Fitter:
             held is None
             or type(local) is not torch.Tensor
             or held.global_shape != record.shape
-            or not _is_like(local, record.dtype, held.box_shape)
+            or (address := _address_of(local, record.dtype, held.box_shape)) is None
         ):
             return False
-        self.fit.slots.append(Slot(record, held.box, local))
+        self.fit.slots.append(Slot(record, held.box, local, address))
         return True
 
     def _mismatch(self, path: Path, text: str) -> None:
@@ -309,16 +337,6 @@ class _Fitter:
 @lru_cache(maxsize=1024)
 def _whole(shape: tuple[int, ...]) -> Box:
     return Box.whole(shape)
-
-
-def _is_like(memory: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> bool:
-    """Whether a plain tensor, as most leaves are, can be filled without further questions."""
-    return (
-        memory.dtype is TORCH_DTYPES[dtype]
-        and memory.shape == shape
-        and memory.layout is torch.strided
-        and not memory.is_meta
-    )
 
 
 class _Held(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardkeep.manifest import TensorRecord, itemsize
+from shardkeep.manifest import itemsize
 from shardkeep.state.dtypes import TORCH_DTYPES
 from shardkeep.state.restoring import Slot
 from shardkeep.storage.rooms import empty_room
@@ -86,31 +86,23 @@ def _parted(
 
     They are, if there are at least so many of them for each of the first.
     """
+    rest = slots if scatter is None else scatter.take(slots)
     in_place: list[Slot] = []
     staged: list[Slot] = []
-    scattered = 0
-    for slot in slots:
-        record, memory = slot.record, slot.memory
-        if not _is_in_place(memory, record):
-            staged.append(slot)
-        elif (
-            scatter is not None
-            and memory.is_contiguous()
-            and scatter.add(record, slot.box, memory, memory.data_ptr())
-        ):
-            scattered += 1
-        else:
-            in_place.append(slot)
+    for slot in rest:
+        (in_place if _is_in_place(slot) else staged).append(slot)
+    scattered = len(slots) - len(rest)
     if scattered < least * len(in_place):
         # Reading those along with the others, in the same windows, takes fewer reads.
-        return [slot for slot in slots if _is_in_place(slot.memory, slot.record)], staged, False
+        return [slot for slot in slots if _is_in_place(slot)], staged, False
     return in_place, staged, scattered > 0
 
 
-def _is_in_place(memory: torch.Tensor, record: TensorRecord) -> bool:
-    return (
+def _is_in_place(slot: Slot) -> bool:
+    memory = slot.memory
+    return slot.address is not None or (
         memory.is_cpu
-        and memory.dtype is TORCH_DTYPES[record.dtype]
+        and memory.dtype is TORCH_DTYPES[slot.record.dtype]
         and not memory.is_conj()
         and not memory.is_neg()
     )

@@ -24,7 +24,7 @@ from shardkeep.state.building import build_state, tensor_numbers
 from shardkeep.state.dtypes import TORCH_DTYPES
 from shardkeep.state.keeping import PerRank, keep_state
 from shardkeep.state.live import Merged, OfRank
-from shardkeep.state.paths import Path, dotted
+from shardkeep.state.paths import Path, all_dotted, dotted
 from shardkeep.state.restoring import Fit, Slot, fit_state, require_fit, stored_leaves
 from shardkeep.state.shadow import Shadow
 from shardkeep.transfer.collecting import gc_paused
@@ -148,7 +148,7 @@ class _Load:
         shadow.put_back(self.into, {**fit.replaced, **values, **sparse}, fit.paths)
         return LoadReport(
             opened.manifest.save_id,
-            [dotted(path) for path in fit.paths],
+            all_dotted(fit.paths),
             fit.missing,
             fit.unexpected,
             fit.cast,
@@ -301,7 +301,7 @@ def _made_tensors(
         made[number] = torch.empty(
             record.shape, dtype=TORCH_DTYPES[record.dtype], device=options.device
         )
-        slots.append(Slot(record, Box.whole(record.shape), made[number]))
+        slots.append(Slot.of(record, Box.whole(record.shape), made[number]))
     return made, slots
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardkeep.boxes import Box
 from shardkeep.manifest import TensorRecord, itemsize
@@ -27,11 +28,20 @@ from shardkeep.transfer.read import OpenFile
 _NEAR_NBYTES = 2 * 1024 * 1024
 
 
-class Memory(Protocol):
-    """What holds memory in one piece."""
+class Place(Protocol):
+    """Memory for a box of a stored tensor, which stays where it is."""
 
     @property
-    def nbytes(self) -> int: ...
+    def record(self) -> TensorRecord: ...
+    @property
+    def box(self) -> Box: ...
+    @property
+    def address(self) -> int | None:
+        """Where it starts if it lies in one piece and takes the bytes as they are stored."""
+        ...
+
+
+_PlaceT = TypeVar("_PlaceT", bound=Place)
 
 
 @dataclass(slots=True)
@@ -41,9 +51,7 @@ class _Alike:
     index: int
     box: Box
     nbytes: int
-    records: list[TensorRecord] = field(default_factory=list[TensorRecord])
-    memory: list[Memory] = field(default_factory=list[Memory])
-    addresses: list[int] = field(default_factory=list[int])
+    places: list[Place] = field(default_factory=list[Place])
 
 
 class Scatter:
@@ -60,22 +68,25 @@ class Scatter:
         places = opened.places
         return cls(opened, places) if isinstance(places, Headers) else None
 
-    def add(self, record: TensorRecord, box: Box, memory: Memory, address: int) -> bool:
-        """Have memory filled, which must stay where it is; False if it is not a file's chunk.
+    def take(self, places: Sequence[_PlaceT]) -> list[_PlaceT]:
+        """Have memory filled where this is the way; the rest, to be filled in another.
 
-        The box is kept by the caller.
+        The boxes are kept by the caller.
         """
-        # Boxes of tensors alike are one object: by its identity it is found much faster.
-        known = record.grid, record.dtype, record.shape, id(box)
-        if known not in self._known:
-            self._known[known] = self._alike(record, box)
-        alike = self._known[known]
-        if alike is None or alike.nbytes != memory.nbytes:
-            return False
-        alike.records.append(record)
-        alike.memory.append(memory)
-        alike.addresses.append(address)
-        return True
+        known, rest = self._known, list[_PlaceT]()
+        # There may be many thousands: no call is made for one.
+        for place in places:
+            record, box = place.record, place.box
+            # Boxes of tensors alike are one object: by its identity it is found much faster.
+            kind = record.grid, record.dtype, record.shape, id(box)
+            if kind not in known:
+                known[kind] = self._alike(record, box)
+            alike = known[kind]
+            if alike is None or place.address is None:
+                rest.append(place)
+            else:
+                alike.places.append(place)
+        return rest
 
     def _alike(self, record: TensorRecord, box: Box) -> _Alike | None:
         nbytes = box.numel * itemsize(record.dtype)
@@ -90,7 +101,7 @@ class Scatter:
         """What to read of which file; reads the headers of these files, but no data."""
         by_file: dict[int, list[_Alike]] = {}
         for alike in self._known.values():
-            if alike is not None and alike.records:
+            if alike is not None and alike.places:
                 by_file.setdefault(alike.index, []).append(alike)
         self._headers.fetch(by_file, threads=threads)
         found: list[FilePlan] = []
@@ -100,13 +111,16 @@ class Scatter:
         return found
 
     def _runs(self, index: int, found: Sequence[_Alike]) -> Runs:
-        places = [self._headers.starts(index, one.records, one.box) for one in found]
-        starts = np.concatenate([np.array(one, np.int64) for one in places])
-        sizes = np.concatenate([np.full(len(one.records), one.nbytes) for one in found])
-        addresses = np.concatenate([np.array(one.addresses, np.int64) for one in found])
+        places = [place for alike in found for place in alike.places]
+        starts = np.concatenate([self._starts(index, alike) for alike in found])
+        sizes = np.concatenate([np.full(len(alike.places), alike.nbytes) for alike in found])
+        addresses = np.array([place.address for place in places], np.int64)
         order = np.argsort(starts, kind="stable")
-        kept = [one.memory for one in found]
-        return Runs(starts[order], (starts + sizes)[order], addresses[order], kept)
+        return Runs(starts[order], (starts + sizes)[order], addresses[order], places)
+
+    def _starts(self, index: int, alike: _Alike) -> NDArray[np.int64]:
+        records = [place.record for place in alike.places]
+        return np.array(self._headers.starts(index, records, alike.box), np.int64)
 
 
 def _reads(file: OpenFile, runs: Runs, rule: ReadRule) -> Iterator[ScatterRead]:
