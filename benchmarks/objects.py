@@ -1,6 +1,7 @@
 """How fast are checkpoints saved to an object store and loaded from it, beside DCP and the limit?
 
-    python -m benchmarks.objects [--quick] [--once] [words of a workload ...]
+    python -m benchmarks.objects [--quick] [--repetitions N] [--contenders NAME ...]
+                                 [words of a workload ...]
 
 The store is a SeaweedFS on this machine, so that clients and server share its cores; all contenders
 meet the same one, turn by turn. DCP writes and reads by fsspec (s3fs). The limit is obstore alone:
@@ -28,7 +29,7 @@ from benchmarks.ranks import on_ranks
 from benchmarks.server_load import ServerLoad
 from benchmarks.state_dicts import Shapes, describe, many_small, transformer
 from benchmarks.stored_states import Placing, State, make, require_equal, zero
-from benchmarks.turns import Span
+from benchmarks.turns import Span, in_turn
 from torture.object_servers import S3Server, cannot_serve, seaweedfs
 
 RANKS = 4
@@ -52,9 +53,11 @@ class Workload:
 
     name: str
     shapes: Shapes
+    repetitions: int
+    only: tuple[str, ...]
+    """Starts of names of those who take part; nobody named: all."""
     load_ranks: int | None = None
     placing: Placing = Placing.ROWS
-    repetitions: int = 3
 
 
 @dataclass(frozen=True)
@@ -80,14 +83,13 @@ class Figures:
         return used / (self.seconds * len(os.sched_getaffinity(0)))
 
 
-def workloads(quick: bool, once: bool) -> list[Workload]:
-    big = transformer(layers=5 if quick else 24)
-    turns = 1 if quick or once else 3
+def workloads(quick: bool, turns: int, only: tuple[str, ...]) -> list[Workload]:
+    big, little = transformer(layers=5 if quick else 24), many_small(1000 if quick else 5000)
     return [
-        Workload("large", big, repetitions=turns),
-        Workload("small", many_small(1000 if quick else 5000), repetitions=turns),
-        Workload("reshard, 4 to 2, dim 0 to 1", big, load_ranks=2, repetitions=turns),
-        Workload("HSDP 2x2", transformer(layers=5), placing=Placing.HSDP, repetitions=turns),
+        Workload("large", big, turns, only),
+        Workload("small", little, turns, only),
+        Workload("reshard, 4 to 2, dim 0 to 1", big, turns, only, load_ranks=2),
+        Workload("HSDP 2x2", transformer(layers=5), turns, only, placing=Placing.HSDP),
     ]
 
 
@@ -99,13 +101,13 @@ def run(workload: Workload, server: S3Server) -> list[Figures]:
     return _figures(workload, others)
 
 
-def _contenders(server: S3Server, turn: int = 0) -> list[Any]:
-    """Everybody, another one first in each turn."""
+def _contenders(workload: Workload, server: S3Server, turn: int = 0) -> list[Any]:
+    """Everybody who takes part, another one first in each turn."""
     alone = Shardkeep(server, "shardkeep, share none", "none", saves=False)
     # It loads what the one before it has saved in this turn.
     made = [[Shardkeep(server), alone], [DcpFsspec(server)], [Plain(server)]]
-    first = turn % len(made)
-    return [one for some in made[first:] + made[:first] for one in some]
+    chosen = [some for some in made if some[0].name.startswith(workload.only or ("",))]
+    return [one for some in in_turn(chosen, turn) for one in some]
 
 
 def _saves(contender: Any) -> bool:
@@ -124,7 +126,7 @@ def _race(workload: Workload, server: S3Server) -> Turns:
     _make_room(workload, server, state, target)
     turns: Turns = {}
     for turn in range(workload.repetitions):
-        for one in _contenders(server, turn):
+        for one in _contenders(workload, server, turn):
             path = _path(workload, one, turn)
             if _saves(one):
                 _time(turns, "save", one, lambda one=one, path=path: one.save(state, path))
@@ -137,7 +139,7 @@ def _race(workload: Workload, server: S3Server) -> Turns:
 def _warm_up(workload: Workload, server: S3Server) -> None:
     """Load the code that will run, with a state that takes no time."""
     state = make({"a": (8, 4)}, Placing.ROWS, filled=True)
-    for one in _contenders(server):
+    for one in _contenders(workload, server):
         path = f"{_path(workload, one, 0)}-warm-{dist.get_world_size()}"
         if _saves(one):
             one.save(state, path)
@@ -161,7 +163,7 @@ def _load_only(workload: Workload, server: S3Server) -> Turns:
     _warm_up(workload, server)
     turns: Turns = {}
     for turn in range(workload.repetitions):
-        for one in _contenders(server, turn):
+        for one in _contenders(workload, server, turn):
             path = _path(workload, one, turn)
             _time(turns, "load", one, lambda one=one, path=path: one.load(target, path))
             _check(one, target, state)
@@ -250,7 +252,8 @@ def show(figures: Sequence[Figures], console: Console) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.objects")
     parser.add_argument("--quick", action="store_true", help="256 MiB instead of 1 GiB, once")
-    parser.add_argument("--once", action="store_true", help="one repetition instead of three")
+    parser.add_argument("--repetitions", type=int, default=3, help="of each contender")
+    parser.add_argument("--contenders", nargs="*", default=(), help="starts of their names")
     parser.add_argument("words", nargs="*", help="only workloads that have one of these words")
     options = parser.parse_args()
     if reason := cannot_serve():
@@ -258,7 +261,8 @@ def main() -> None:
     console = Console(width=None if Console().is_terminal else 200)
     figures: list[Figures] = []
     with seaweedfs() as server:
-        for workload in workloads(options.quick, options.once):
+        turns = 1 if options.quick else options.repetitions
+        for workload in workloads(options.quick, turns, tuple(options.contenders)):
             if not options.words or any(word in workload.name for word in options.words):
                 found = run(workload, server)
                 show(found, console)
