@@ -52,23 +52,25 @@ def test_a_run_saves_when_its_time_is_over(make, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "count"),
+    ("options", "kinds"),
     [
-        ({"every_steps": 3}, 1),
-        ({"every_seconds": 60}, 1),
-        ({"every_steps": 3, "background": False}, 0),
-        ({"every_steps": 3, "snapshot": "fork"}, 0),
-        ({}, 0),
+        ({"every_steps": 3}, ["copy"]),
+        ({"every_seconds": 60}, ["copy"]),
+        ({"every_steps": 3, "background": False}, []),
+        ({"every_steps": 3, "snapshot": "fork"}, ["fork"]),
+        ({}, []),
     ],
 )
-def test_memory_for_saves_in_the_background_is_prepared_once(make, monkeypatch, options, count):
+def test_memory_for_saves_in_the_background_is_prepared_once(make, monkeypatch, options, kinds):
     prepared = []
-    monkeypatch.setattr(checkpointer, "prepare_async", prepared.append)
+    monkeypatch.setattr(
+        checkpointer, "prepare_async", lambda state, snapshot: prepared.append((state, snapshot))
+    )
     states = [state_of(step) for step in range(3)]
     with make(**options) as run:
         for step, state in enumerate(states[1:], start=1):
             assert run.maybe_save(step, state) is None
-    assert prepared == states[1 : 1 + count]
+    assert prepared == [(states[1], kind) for kind in kinds]
 
 
 def test_a_state_that_cannot_be_saved_is_not_prepared_and_the_save_says_why(make):

@@ -1,6 +1,7 @@
 """A save whose snapshot a forked child keeps holds what was there when it began."""
 
 import os
+import queue
 import signal
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 import shardkeep as sk
-from shardkeep.errors import InvalidError, ShardkeepError
+from shardkeep import checkpoint
+from shardkeep.errors import ConflictError, InvalidError, ShardkeepError
 from shardkeep.state import frozen
 
 ONLY_LINUX = "Linux alone reads a child's memory"
@@ -92,6 +94,55 @@ def test_a_child_that_is_killed_fails_the_save_and_nothing_is_committed(
     assert list((tmp_path / "a").iterdir()) == []
 
 
+def joined(monkeypatch: pytest.MonkeyPatch) -> "queue.Queue[list[tuple[int, int]]]":
+    """Where memory is put into huge pages from now on."""
+    found: queue.Queue[list[tuple[int, int]]] = queue.Queue()
+    monkeypatch.setattr(checkpoint, "join_pages", found.put)
+    return found
+
+
+def spans_of(*tensors: torch.Tensor) -> list[tuple[int, int]]:
+    return [(one.data_ptr(), one.data_ptr() + one.nbytes) for one in tensors]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_after_a_save_what_was_frozen_is_prepared_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    found = joined(monkeypatch)
+    state = {"a": torch.ones(2**18), "small": torch.ones(8), "b": torch.ones(2**19)}
+    if fails:
+        sk.save({}, tmp_path / "a")
+    handle = sk.save_async(state, tmp_path / "a", snapshot="fork")
+    if fails:
+        with pytest.raises(ConflictError, match="overwrite"):
+            handle.result()
+    assert found.get(timeout=60) == spans_of(state["a"], state["b"])
+
+
+def test_what_a_fork_would_keep_can_be_prepared_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = joined(monkeypatch)
+    state = {"a": torch.ones(2**18), "small": torch.ones(8)}
+    sk.prepare_async(state, snapshot="fork")
+    assert found.get(timeout=60) == spans_of(state["a"])
+
+
+def test_what_is_copied_anyway_is_not_prepared_for_a_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = joined(monkeypatch)
+    shared = {"a": torch.ones(2**18).share_memory_()}
+    sk.prepare_async(shared, snapshot="fork")
+    sk.save_async(shared, tmp_path / "a", snapshot="fork").result()
+    sk.save_async({"a": torch.ones(2**18)}, tmp_path / "b").result()
+    own = {"a": torch.ones(2**18)}
+    sk.prepare_async(own, snapshot="fork")
+    assert found.get(timeout=60) == spans_of(own["a"])
+    assert found.empty()
+
+
 def test_other_words_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidError, match="snapshot is 'copy' or 'fork', got 'thread'"):
+        sk.prepare_async({}, snapshot="thread")  # type: ignore[arg-type]
     with pytest.raises(InvalidError, match="snapshot is 'copy' or 'fork', got 'thread'"):
         sk.save_async({}, tmp_path / "a", snapshot="thread")  # type: ignore[arg-type]

@@ -40,6 +40,9 @@ class BackgroundContender(ABC):
     def make_ready(self, state: State) -> None:  # noqa: B027  most cannot
         """What may be done before a first save, while training goes on; not measured."""
 
+    def settle(self) -> None:  # noqa: B027  most cannot
+        """Return when what the last save left to be done for the next one is done."""
+
     @abstractmethod
     def begin(self, state: State, path: Path) -> Wait:
         """Returns when the state may be changed again; what it returns waits for the end."""
@@ -65,9 +68,13 @@ class Prepared(Shardkeep):
 
     def make_ready(self, state: State) -> None:
         sk.prepare_async(state)
-        for thread in threading.enumerate():
-            if thread.name == "shardkeep-prepare":
-                thread.join()
+        _wait_until_prepared()
+
+
+def _wait_until_prepared() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "shardkeep-prepare":
+            thread.join()
 
 
 class CopyOnWrite(BackgroundContender):
@@ -81,6 +88,9 @@ class CopyOnWrite(BackgroundContender):
 
     def begin(self, state: State, path: Path) -> Wait:
         return sk.save_async(state, path, durable=False, snapshot="fork").result
+
+    def settle(self) -> None:
+        _wait_until_prepared()
 
 
 class Dcp(BackgroundContender):

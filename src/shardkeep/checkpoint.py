@@ -15,6 +15,8 @@ from shardkeep.errors import InvalidError
 from shardkeep.manifest import Json, check_json, register_value
 from shardkeep.ranks import RankGroup
 from shardkeep.state.fresh_pages import populate
+from shardkeep.state.frozen import freezable_spans, frozen_spans
+from shardkeep.state.huge_pages import Span, join_pages
 from shardkeep.state.keeping import KeptState, keep_state
 from shardkeep.state.staging import Snapshot, Stager
 from shardkeep.storage import Storage, open_storage
@@ -189,16 +191,21 @@ def begin_save(
     meter = Meter("saving", progress, show=False)
     with heard_by_all(council, "save (stage)"):
         options = checked_options(overwrite, threads, check_replicas, metadata, meter, hosts)
-        if snapshot not in ("copy", "fork"):
-            raise InvalidError(f"snapshot is 'copy' or 'fork', got {snapshot!r}")
+        _check_kind(snapshot)
         _background.raise_unseen()
         kept, taken = _staged(state, snapshot, timings)
     handle: Handle[SaveResult] = Handle(f"the checkpoint {_name_of(path)}")
     handle.mark_staged()
 
     def act() -> SaveResult:
-        with taken:
-            result = run_here(lambda: kept, path, durable, council, options, timings, recycled_from)
+        try:
+            with taken:
+                result = run_here(
+                    lambda: kept, path, durable, council, options, timings, recycled_from
+                )
+        finally:
+            # What training has changed meanwhile lies in small pages now.
+            _prepare_fork(frozen_spans(kept.memory))
         after(result)
         return result
 
@@ -206,22 +213,47 @@ def begin_save(
     return handle
 
 
-def prepare_async(state: Any) -> None:
-    """Have memory ready for a copy of `state`, so that its first `save_async` blocks no longer.
+def prepare_async(state: Any, *, snapshot: SnapshotKind = "copy") -> None:
+    """Have memory ready for a snapshot of `state`, so that its first `save_async` blocks no longer.
 
-    Returns at once; the pages come in the background, on Linux. Concerns this process alone. Call
-    it when the state has its full size: optimizers make theirs in the first step. Later saves use
-    the memory of the first one again.
+    Returns at once; the rest comes in the background, on Linux. Concerns this process alone. Call
+    it when the state has its full size: optimizers make theirs in the first step. Later saves are
+    prepared by those before them.
+
+    For a copy, it is memory of the same size; for `"fork"`, the state's own memory is put into huge
+    pages, of which the kernel has fewer to note.
     """
-    buffers = _stager.reserve(keep_state(state).memory)
+    _check_kind(snapshot)
+    memory = keep_state(state).memory
+    if snapshot == "fork":
+        _prepare_fork(freezable_spans(memory))
+        return
+    buffers = _stager.reserve(memory)
 
     def act() -> None:
-        stand_back()
         for buffer in buffers:
             populate(buffer)
 
+    _prepare(act)
+
+
+def _prepare_fork(spans: Sequence[Span]) -> None:
+    if spans:
+        _prepare(lambda: join_pages(spans))
+
+
+def _prepare(act: Callable[[], None]) -> None:
+    def run() -> None:
+        stand_back()
+        act()
+
     # A daemon: nobody waits for it at the interpreter's end.
-    threading.Thread(target=act, name="shardkeep-prepare", daemon=True).start()
+    threading.Thread(target=run, name="shardkeep-prepare", daemon=True).start()
+
+
+def _check_kind(snapshot: str) -> None:
+    if snapshot not in ("copy", "fork"):
+        raise InvalidError(f"snapshot is 'copy' or 'fork', got {snapshot!r}")
 
 
 _background = Background(_SNAPSHOTS)

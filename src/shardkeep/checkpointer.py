@@ -105,7 +105,7 @@ class Checkpointer:
         self._background = background
         self._snapshot: SnapshotKind = snapshot
         is_regular = every_steps is not None or every_seconds is not None
-        self._may_prepare = background and snapshot == "copy" and is_regular
+        self._may_prepare = background and is_regular
         self._overwrite = overwrite
         self._group = group
         self._timeout = timeout
@@ -245,7 +245,7 @@ class Checkpointer:
         if is_wanted:
             # Whatever is wrong with the state, the save says it, on all ranks.
             with suppress(ShardkeepError):
-                prepare_async(state)
+                prepare_async(state, snapshot=self._snapshot)
 
     def _common_reasons(self) -> list[str]:
         while isinstance(self._common, SoloStep) and (reason := self._look()) is not None:

@@ -16,7 +16,7 @@ import torch
 
 from shardkeep.errors import ShardkeepError
 from shardkeep.state import frozen
-from shardkeep.state.frozen import FrozenTensor, freeze, is_freezable
+from shardkeep.state.frozen import FrozenTensor, freezable_at, is_freezable
 from shardkeep.state.staging import Stager
 
 pytestmark = pytest.mark.skipif(
@@ -68,7 +68,7 @@ def test_memory_that_a_fork_does_not_part_is_copied(tmp_path: Path) -> None:
         mapped = torch.from_numpy(np.frombuffer(mmap.mmap(opened.fileno(), 0), np.uint8))
     assert is_freezable(mapped)
     for tensor in (mapped, large().share_memory_()):
-        assert freeze([large(), tensor]) is None
+        assert freezable_at([large(), tensor]) == []
         with Stager().freeze({"x": [tensor]}) as snapshot:
             expected = tensor.clone()
             tensor.fill_(9)
@@ -92,6 +92,20 @@ def test_where_memory_cannot_be_read_the_state_is_copied(monkeypatch: pytest.Mon
     with Stager().freeze({"x": [weight]}) as snapshot:
         assert torch.equal(snapshot.tree["x"][0], weight)
     assert _children() == before
+
+
+def test_memory_that_does_not_come_along_in_a_fork_is_copied() -> None:
+    before = _children()
+    room = mmap.mmap(-1, 2**20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    apart = torch.frombuffer(room, dtype=torch.float32)
+    apart.copy_(torch.arange(len(apart)))
+    room.madvise(mmap.MADV_DONTFORK)
+    with Stager().freeze({"x": [large(), apart], "small": [torch.ones(3)]}) as snapshot:
+        assert _children() == before
+        expected = [large(), apart.clone()]
+        apart.zero_()
+        assert all(map(torch.equal, snapshot.tree["x"], expected))
+        assert snapshot.tree["small"][0].tolist() == [1, 1, 1]
 
 
 def test_the_child_goes_with_the_snapshot() -> None:

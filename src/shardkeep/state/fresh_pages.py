@@ -23,6 +23,8 @@ from functools import cache
 
 import torch
 
+from shardkeep.state.huge_pages import HUGE_NBYTES
+
 # Smaller ranges are not worth a system call, and say nothing about a kind of pages.
 _MIN_NBYTES = 4 * 2**20
 # Smaller buffers share their pages with others, and are many.
@@ -34,7 +36,6 @@ _RETRY = 8
 _HOPELESS = 3.0
 # Since Linux 5.14; Python does not know it.
 _MADV_POPULATE_WRITE = 23
-_HUGE_NBYTES = 2 * 2**20
 _libc = ctypes.CDLL(None)
 
 
@@ -43,9 +44,9 @@ def well_placed(nbytes: int) -> torch.Tensor:
     if sys.platform != "linux" or nbytes < _MIN_NBYTES:
         return torch.empty(nbytes, dtype=torch.uint8)
     # What lies before and behind takes addresses, but no memory.
-    room = mmap.mmap(-1, nbytes + _HUGE_NBYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    room = mmap.mmap(-1, nbytes + HUGE_NBYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = torch.frombuffer(room, dtype=torch.uint8)
-    start = -whole.data_ptr() % _HUGE_NBYTES
+    start = -whole.data_ptr() % HUGE_NBYTES
     return torch.frombuffer(room, dtype=torch.uint8, count=nbytes, offset=start)
 
 
@@ -57,8 +58,8 @@ def populate(buffer: torch.Tensor) -> None:
     if sys.platform != "linux" or buffer.nbytes < _WORTH_A_CALL_NBYTES:
         return
     # Not at once: who wants addresses from the kernel waits for a call that gets pages.
-    for at in range(0, buffer.nbytes, _HUGE_NBYTES):
-        _advise(buffer[at : at + _HUGE_NBYTES], _MADV_POPULATE_WRITE)
+    for at in range(0, buffer.nbytes, HUGE_NBYTES):
+        _advise(buffer[at : at + HUGE_NBYTES], _MADV_POPULATE_WRITE)
 
 
 class Way(Enum):

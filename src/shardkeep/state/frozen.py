@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import bisect
 import os
+import re
 import signal
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias, TypeGuard
@@ -22,10 +23,13 @@ import torch
 
 from shardkeep.errors import ShardkeepError
 from shardkeep.ranks.process_memory import MAX_PLACES, read_memory, read_places
+from shardkeep.state.huge_pages import Span
 
 # Smaller ones are copied: that takes no longer than to ask for each.
 _WORTH_NBYTES = 64 * 1024
 _WATCH_SECONDS = 0.05
+# Where it starts and stops, and the last of its rights: whether it is private.
+_MAPPING = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ...(.)", re.MULTILINE)
 
 
 class FrozenTensor:
@@ -90,6 +94,11 @@ class FrozenTensor:
         return torch.empty(0, dtype=dtype).set_(room.untyped_storage(), 0, shape, strides)
 
     @property
+    def span(self) -> Span:
+        """Where a contiguous one lay, or still lies, in this process."""
+        return self._address, self._address + self.nbytes
+
+    @property
     def _address(self) -> int:
         return self._base + int(self._shape.storage_offset()) * self.itemsize
 
@@ -104,10 +113,22 @@ def thawed(memory: Memory) -> torch.Tensor:
 
 
 class Frozen:
-    """This process's private memory at one moment, kept by a child until `release`."""
+    """This process's private memory at one moment, kept by a child from `begin` to `release`."""
 
-    def __init__(self, pid: int) -> None:
-        self._pid: int | None = pid
+    def __init__(self) -> None:
+        self._pid: int | None = None
+
+    def begin(self, addresses: Sequence[int]) -> bool:
+        """Freeze it now; False where the kernel refuses, or one of the addresses is not in it."""
+        try:
+            self._pid = _fork()
+        except OSError:
+            # No room for another process, or for its share of memory.
+            return False
+        if self.has(addresses):
+            return True
+        self.release()
+        return False
 
     def read_into(self, address: int, target: int, nbytes: int) -> None:
         """Copy `nbytes` bytes that were at `address` to `target`."""
@@ -117,13 +138,9 @@ class Frozen:
                 'want of memory; save again, or with snapshot="copy"'
             )
 
-    def has(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether the first and the last byte of each can be read."""
-        places = [
-            (place, 1)
-            for tensor in tensors
-            for place in (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes - 1)
-        ]
+    def has(self, addresses: Sequence[int]) -> bool:
+        """Whether the byte at each of them can be read."""
+        places = [(address, 1) for address in addresses]
         pid, room = self._pid or 0, torch.empty(MAX_PLACES, dtype=torch.uint8)
         batches = [places[at : at + MAX_PLACES] for at in range(0, len(places), MAX_PLACES)]
         return all(read_places(pid, batch, room.data_ptr()) == len(batch) for batch in batches)
@@ -151,23 +168,32 @@ def is_freezable(part: Memory) -> TypeGuard[torch.Tensor]:
     )
 
 
-def freeze(tensors: Sequence[torch.Tensor]) -> Frozen | None:
-    """The memory of these tensors as it is now; None where that cannot be had safely.
+def freezable_spans(memory: Mapping[str, Sequence[Memory]]) -> list[Span]:
+    """Where the tensors lie that a snapshot would freeze; none if it may not."""
+    large = [part for parts in memory.values() for part in parts if is_freezable(part)]
+    return _spans(large) if freezable_at(large) else []
+
+
+def frozen_spans(memory: Mapping[str, Sequence[Memory]]) -> list[Span]:
+    """Where those lie that a snapshot has frozen."""
+    frozen = (part for parts in memory.values() for part in parts if isinstance(part, FrozenTensor))
+    return [part.span for part in frozen]
+
+
+def freezable_at(tensors: Sequence[Memory]) -> list[int]:
+    """An address in each mapping that tensors lie in; none where a fork is not safe for all.
 
     Not beside an accelerator, whose driver may not survive a fork; not for memory that is shared
-    with other processes or files, which a fork does not part; not where the kernel refuses.
+    with other processes or files, which a fork does not part. A mapping comes along in a fork or
+    does not: one byte of each tells.
     """
-    if sys.platform != "linux" or torch.accelerator.is_available() or not _all_private(tensors):
-        return None
-    try:
-        frozen = Frozen(_fork())
-    except OSError:
-        # No room for another process, or for its share of memory.
-        return None
-    if frozen.has(tensors):
-        return frozen
-    frozen.release()
-    return None
+    if sys.platform != "linux" or torch.accelerator.is_available():
+        return []
+    return _in_mappings([one for one in tensors if isinstance(one, torch.Tensor)])
+
+
+def _spans(tensors: Sequence[torch.Tensor]) -> list[Span]:
+    return [(one.data_ptr(), one.data_ptr() + one.nbytes) for one in tensors]
 
 
 def _fork() -> int:
@@ -196,31 +222,26 @@ def _wait_for_end(parent: int) -> None:
         os._exit(0)
 
 
-def _all_private(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a fork parts the memory of all of them."""
+def _in_mappings(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """An address of theirs in each mapping that they lie in; none unless a fork parts them all."""
     starts, stops, private = _mappings()
-    for tensor in tensors:
-        at, stop = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    found: dict[int, int] = {}
+    for at, stop in _spans(tensors):
         number = bisect.bisect_right(starts, at) - 1
         while at < stop:
             if not (0 <= number < len(starts) and starts[number] <= at < stops[number]):
-                return False
+                return []
             if not private[number]:
-                return False
+                return []
+            found[number] = at
             at = stops[number]
             number += 1
-    return True
+    return list(found.values())
 
 
 def _mappings() -> tuple[list[int], list[int], list[bool]]:
     """This process's mappings: where each starts and stops, and whether a fork parts it."""
-    starts: list[int] = []
-    stops: list[int] = []
-    private: list[bool] = []
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        span, rights = line.split(maxsplit=2)[:2]
-        start, stop = span.split("-")
-        starts.append(int(start, 16))
-        stops.append(int(stop, 16))
-        private.append(rights.endswith("p"))
-    return starts, stops, private
+    found = _MAPPING.findall(Path("/proc/self/maps").read_bytes())
+    starts = [int(start, 16) for start, _, _ in found]
+    stops = [int(stop, 16) for _, stop, _ in found]
+    return starts, stops, [way == b"p" for _, _, way in found]

@@ -9,7 +9,14 @@ import torch
 
 from shardkeep.errors import InvalidError
 from shardkeep.state.buffers import BufferPool, HostMemory
-from shardkeep.state.frozen import Frozen, FrozenTensor, Memory, freeze, is_freezable, thawed
+from shardkeep.state.frozen import (
+    Frozen,
+    FrozenTensor,
+    Memory,
+    freezable_at,
+    is_freezable,
+    thawed,
+)
 from shardkeep.state.mirror import allocate_parts, copy_parts, mirror_tree
 from shardkeep.state.paths import Path
 from shardkeep.state.tree import nodes
@@ -121,21 +128,24 @@ class Stager:
 
         `tree` then holds a FrozenTensor for each of these.
         """
-        large = [part for parts in memory.values() for part in parts if is_freezable(part)]
-        frozen = freeze(large) if large else None
-        if frozen is None:
+        live = {key: [p for p in parts if is_freezable(p)] for key, parts in memory.items()}
+        addresses = freezable_at([part for parts in live.values() for part in parts])
+        if not addresses:
             return self.copy(memory)
-        try:
-            small = {
-                key: [part for part in parts if not is_freezable(part)]
-                for key, parts in memory.items()
-            }
-            copies, buffers = self._copies(small)
-        except BaseException:
-            frozen.release()
-            raise
-        tree = {key: _merged(parts, copies[key], frozen) for key, parts in memory.items()}
-        return Snapshot(tree, buffers, self._pool, frozen=frozen)
+        kept = {id(part) for parts in live.values() for part in parts}
+        small = {key: [p for p in parts if id(p) not in kept] for key, parts in memory.items()}
+        copies, buffers = self._copies(small)
+        frozen, tree = Frozen(), dict[str, list[Memory]]()
+        for key, parts in memory.items():
+            of_frozen = iter([FrozenTensor.of(part, frozen) for part in live[key]])
+            copied = iter(copies[key])
+            tree[key] = [next(of_frozen if id(part) in kept else copied) for part in parts]
+        # Last: all that this process writes to from here on, be it a count of references, the
+        # kernel has to copy first.
+        if frozen.begin(addresses):
+            return Snapshot(tree, buffers, self._pool, frozen=frozen)
+        self._pool.give_back(buffers)
+        return self.copy(memory)
 
     def _copies(
         self, memory: Mapping[str, Sequence[Memory]]
@@ -161,13 +171,6 @@ class Stager:
 
 def _thawed(memory: Mapping[str, Sequence[Memory]]) -> dict[str, list[torch.Tensor]]:
     return {key: [thawed(one) for one in several] for key, several in memory.items()}
-
-
-def _merged(
-    parts: Sequence[Memory], copies: Sequence[torch.Tensor], frozen: Frozen
-) -> list[Memory]:
-    rest = iter(copies)
-    return [FrozenTensor.of(part, frozen) if is_freezable(part) else next(rest) for part in parts]
 
 
 def _own_attributes(tree: Any, memo: dict[int, Any]) -> None:
