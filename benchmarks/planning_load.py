@@ -132,7 +132,7 @@ def load_seconds(how: Parallelism, ranks: int) -> float:
             for key, layout in layouts.items()
             for part in layout.parts_of(0)
         ]
-        plans = plan_load(opened, wants, threads=1)
+        plans = list(plan_load(opened, wants, threads=1))
     seconds = time.process_time() - start
     if sum(plan.nbytes for plan in plans) < sum(want.array.nbytes for want in wants):
         raise AssertionError("not all that is wanted is read")

@@ -39,7 +39,7 @@ def test_any_layouts_cost_is_that_of_its_plan(moves: Moves, rule: ReadRule) -> N
                 Want(record, box, np.empty(box.shape, BIT_DTYPES[itemsize(record.dtype)]))
                 for record, box in boxes
             ]
-            plans = plan_load(opened, wants, threads=1)
+            plans = list(plan_load(opened, wants, threads=1))
             found = planner.ranges_of(kinds_of(boxes))
             assert sorted(found) == sorted(plan.index for plan in plans)
             for plan in plans:

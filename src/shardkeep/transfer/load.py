@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -137,28 +138,22 @@ def stake_of(manifest: Manifest, alike: Alike) -> Stake:
 
 def plan_load(
     opened: Opened, wants: Sequence[Want], *, threads: int, rule: ReadRule | None = None
-) -> list[FilePlan]:
-    """What to read of which file; reads the headers of these files, but no data.
+) -> Iterator[FilePlan]:
+    """What to read of which file, one file after the other; reads their headers, but no data.
 
     By a rule for the storage, unless one is given.
     """
-    meetings = [
-        (want, meeting)
-        for want, found in zip(wants, _meetings_of(opened.manifest, wants), strict=True)
-        for meeting in found
-    ]
-    opened.places.fetch(dict.fromkeys(one.index for _, one in meetings), threads=threads)
-    pieces: dict[int, list[Piece]] = {}
-    arrays: dict[int, list[Array]] = {}
-    for want, meeting in meetings:
-        own = arrays.setdefault(meeting.index, [])
-        piece, array = _piece(opened.places, want, meeting, len(own))
-        pieces.setdefault(meeting.index, []).append(piece)
-        own.append(array)
+    asked: dict[int, list[_Asked]] = {}
+    with gc_paused():
+        for want, found in zip(wants, _meetings_of(opened.manifest, wants), strict=True):
+            for meeting in found:
+                asked.setdefault(meeting.index, []).append((want, meeting))
+    opened.places.fetch(asked, threads=threads)
     known = rule or ReadRule.of(opened.storage)
-    return [
-        _file_plan(opened.places, index, pieces[index], arrays[index], known) for index in pieces
-    ]
+    for index, of_file in asked.items():
+        with gc_paused():
+            plan = _file_plan(opened.places, index, of_file, known)
+        yield plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +191,35 @@ def _meeting(record: TensorRecord, box: Box, chunk: Box, index: int) -> _Meeting
     return _Meeting(chunk, index, chunk.shape, shared.relative_to(chunk.start), place)
 
 
-def _piece(places: Places, want: Want, meeting: _Meeting, target: int) -> tuple[Piece, Array]:
-    record, place = want.record, meeting.place
-    start = places.chunk(meeting.index, record, meeting.chunk).start
-    array = want.array if place is None else want.array[place]
-    size, is_row = itemsize(record.dtype), bool(array.flags.c_contiguous)
-    return Piece(target, start, meeting.shape, meeting.inside, size, is_row), array
+_Asked = tuple[Want, _Meeting]
+"""What is wanted of one file."""
+
+
+def _pieces(places: Places, index: int, asked: Sequence[_Asked]) -> tuple[list[Piece], list[Array]]:
+    """The pieces of one file, and the arrays that they fill, by target."""
+    pieces: list[Piece] = []
+    arrays: list[Array] = []
+    for (want, meeting), start in zip(asked, _starts(places, index, asked), strict=True):
+        array = want.array if meeting.place is None else want.array[meeting.place]
+        size, is_row = itemsize(want.record.dtype), bool(array.flags.c_contiguous)
+        pieces.append(Piece(len(arrays), start, meeting.shape, meeting.inside, size, is_row))
+        arrays.append(array)
+    return pieces, arrays
+
+
+def _starts(places: Places, index: int, asked: Sequence[_Asked]) -> list[int]:
+    """Where the chunk of each starts; looked up together for tensors alike."""
+    alike: dict[object, list[int]] = {}
+    for number, (want, meeting) in enumerate(asked):
+        # Meetings alike are one object: by its identity it is found much faster.
+        alike.setdefault((id(meeting), want.record.dtype), []).append(number)
+    starts = [0] * len(asked)
+    for numbers in alike.values():
+        records = [asked[number][0].record for number in numbers]
+        chunk = asked[numbers[0]][1].chunk
+        for number, start in zip(numbers, places.starts(index, records, chunk), strict=True):
+            starts[number] = start
+    return starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,10 +247,8 @@ class ReadRule:
         return cls(window, min(max(gap, MAX_GAP_NBYTES), window), in_spans=True)
 
 
-def _file_plan(
-    places: Places, index: int, pieces: Sequence[Piece], arrays: list[Array], rule: ReadRule
-) -> FilePlan:
-    file = places.open_file(index)
+def _file_plan(places: Places, index: int, asked: Sequence[_Asked], rule: ReadRule) -> FilePlan:
+    file, (pieces, arrays) = places.open_file(index), _pieces(places, index, asked)
     shape = {
         "data_start": file.data_start,
         "file_nbytes": file.nbytes,
@@ -270,12 +286,18 @@ def fill(
     threads: int,
     verify: bool,
     meter: Meter,
-    more: Sequence[FilePlan] = (),
+    more: Iterable[FilePlan] = (),
 ) -> int:
-    """Fill the arrays of all wants, and what else was planned; the number of bytes read."""
-    with gc_paused():
-        plans = [*plan_load(opened, wants, threads=threads), *more]
-    jobs = [FileReads(plan.file, plan.reads, plan.arrays) for plan in plans]
-    meter.expect(sum(plan.nbytes for plan in plans))
+    """Fill the arrays of all wants, and what else was planned; the number of bytes read.
+
+    The first files are read while the next ones are planned.
+    """
+    plans = chain(more, plan_load(opened, wants, threads=threads))
     reader = Reader(opened.storage, threads=threads, verify=verify, meter=meter)
-    return reader.run(jobs)
+    return reader.run(_jobs(plans, meter))
+
+
+def _jobs(plans: Iterable[FilePlan], meter: Meter) -> Iterator[FileReads]:
+    for plan in plans:
+        meter.expect(plan.nbytes)
+        yield FileReads(plan.file, plan.reads, plan.arrays)

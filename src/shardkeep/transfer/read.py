@@ -6,11 +6,12 @@ Torch-free: destinations are NumPy arrays whose items have the stored item size.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -119,14 +120,21 @@ class Reader:
         self._meter = meter
         self._local = threading.local()
 
-    def run(self, jobs: Sequence[FileReads]) -> int:
-        """Fill all targets; the number of bytes read."""
-        acts = [(job, act) for job in jobs for act in acts_of(job.reads, job.targets, job.file)]
-        if self._threads == 1 or len(acts) == 1:
-            return sum(self._act(job, act) for job, act in acts)
-        with ThreadPoolExecutor(self._threads, "shardkeep-read") as pool:
-            jobs_of, shares = zip(*acts, strict=True) if acts else ((), ())
-            return sum(pool.map(self._act, jobs_of, shares))
+    def run(self, jobs: Iterable[FileReads]) -> int:
+        """Fill all targets; the number of bytes read. What comes first is read while others come.
+
+        When one read fails, or the jobs do, those that have not begun are dropped.
+        """
+        acts = ((job, act) for job in jobs for act in acts_of(job.reads, job.targets, job.file))
+        first = list(islice(acts, 2))
+        if self._threads == 1 or len(first) < 2:
+            return sum(self._act(job, act) for job, act in chain(first, acts))
+        pool = ThreadPoolExecutor(self._threads, "shardkeep-read")
+        try:
+            reads = [pool.submit(self._act, job, act) for job, act in chain(first, acts)]
+            return sum(read.result() for read in reads)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def _act(self, job: FileReads, act: Act) -> int:
         match act:

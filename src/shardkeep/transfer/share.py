@@ -132,6 +132,11 @@ class Sharing:
         return True
 
     @property
+    def member_count(self) -> int:
+        """How many ranks pass windows on to each other; known once it has begun."""
+        return len(self._members)
+
+    @property
     def is_of_files(self) -> bool:
         """Whether each rank had better look into files by itself before anything is shared."""
         return self._scope == "memory"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from functools import cache
 
@@ -10,7 +11,6 @@ import numpy as np
 from shardkeep.plan.sharing import Window, windows_of
 from shardkeep.storage.protocols import CanFetch
 from shardkeep.transfer.assembly import Assembly
-from shardkeep.transfer.collecting import gc_paused
 from shardkeep.transfer.load import FilePlan, ReadRule, Want, plan_load
 from shardkeep.transfer.open_manifest import Headers
 from shardkeep.transfer.opened import Opened
@@ -22,7 +22,6 @@ from shardkeep.transfer.share import Sharing
 STRIPE_NBYTES = 8 * 1024 * 1024
 # What is read from near should still be in the cache when others take it.
 _NEAR_STRIPE_NBYTES = 2 * 1024 * 1024
-_NEAR_IN_FLIGHT_NBYTES = 2 * _NEAR_STRIPE_NBYTES
 # The same rule on all ranks: what requests cost was measured by each for itself.
 SHARED = ReadRule(in_spans=True)
 
@@ -82,8 +81,7 @@ def fill_together(
     What it alone wants goes straight to where it belongs. `again` if this rank does so again: those
     who do not take part in it.
     """
-    with gc_paused():
-        plans = plan_load(opened, wants, threads=threads, rule=SHARED)
+    plans = plan_load(opened, wants, threads=threads, rule=SHARED)
     jobs = jobs_of(plans, scattered)
     assembly = Assembly(jobs)
     is_distant = isinstance(opened.storage, CanFetch)
@@ -100,12 +98,15 @@ def fill_together(
     ]
     meter.expect(sum(window.nbytes for window in windows))
     reader = Reader(opened.storage, threads=threads, verify=verify, meter=meter)
-    acts = _DataActs(opened, assembly, reader, meter)
+    # While one is taken, the next is read; where ranks have no core each, another rank works then.
+    near_count = 1 if sharing.member_count > (os.cpu_count() or 1) else 2
+    in_flight_nbytes = IN_FLIGHT_NBYTES if is_distant else near_count * _NEAR_STRIPE_NBYTES
+    acts = _DataActs(opened, assembly, reader, meter, in_flight_nbytes=in_flight_nbytes)
     threads = max(threads, in_flight(opened.storage))
     return sharing.exchange(windows, acts, threads=threads, more=again).nbytes_read
 
 
-def jobs_of(plans: Sequence[FilePlan], scattered: Sequence[FilePlan]) -> dict[int, FileReads]:
+def jobs_of(plans: Iterable[FilePlan], scattered: Sequence[FilePlan]) -> dict[int, FileReads]:
     """All reads of each file, in its order. Those that scatter know their targets themselves."""
     jobs = {plan.index: FileReads(plan.file, plan.reads, plan.arrays) for plan in plans}
     for plan in scattered:
@@ -118,11 +119,19 @@ def jobs_of(plans: Sequence[FilePlan], scattered: Sequence[FilePlan]) -> dict[in
 class _DataActs:
     """Windows of whole blocks, on their way into the memory that wants them."""
 
-    def __init__(self, opened: Opened, assembly: Assembly, reader: Reader, meter: Meter) -> None:
+    def __init__(
+        self,
+        opened: Opened,
+        assembly: Assembly,
+        reader: Reader,
+        meter: Meter,
+        *,
+        in_flight_nbytes: int,
+    ) -> None:
         # Another rank may want what this one does not: it knows only then where its blocks are.
         self._file = cache(opened.places.open_file)
         self._is_distant = isinstance(opened.storage, CanFetch)
-        self.in_flight_nbytes = IN_FLIGHT_NBYTES if self._is_distant else _NEAR_IN_FLIGHT_NBYTES
+        self.in_flight_nbytes = in_flight_nbytes
         self.brings_memory = self._is_distant
         self._assembly = assembly
         self._reader = reader
