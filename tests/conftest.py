@@ -32,11 +32,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[..., sk.Checkpointer]]:
     """Checkpointers of one run; what is under way ends with the test."""
-    from shardkeep import checkpoint
+    from shardkeep.transfer import saving
 
     yield lambda **options: sk.Checkpointer(tmp_path / "run", durable=False, **options)
-    checkpoint._background.wait()
-    checkpoint._background.unseen_errors()
+    saving.background.wait()
+    saving.background.unseen_errors()
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 import shardkeep as sk
-from shardkeep import checkpoint
 from shardkeep.storage.file_calls import FileCalls
-from shardkeep.transfer import save as save_module
+from shardkeep.transfer import save as save_module, saving
 from tests.runs import (
     assert_restores,
     break_off,
@@ -179,7 +178,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     monkeypatch.setattr(save_module, "commit", gated)
     yield gate
     gate.set()
-    checkpoint._background.wait()
+    saving.background.wait()
 
 
 def test_a_save_that_is_under_way_is_no_leftover(make, gate):

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import shardkeep as sk
-from shardkeep import checkpoint, checkpointer
-from shardkeep.transfer import save as save_module
+from shardkeep import checkpointer
+from shardkeep.transfer import due, last_wait, save as save_module, saving
 from shardkeep.transfer.background import Handle
 from shardkeep.transfer.signals import SignalWatch
 from tests.runs import (
@@ -41,7 +41,7 @@ def test_a_run_saves_every_so_many_steps_and_no_step_twice(make):
 
 def test_a_run_saves_when_its_time_is_over(make, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(checkpointer.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(due.time, "monotonic", lambda: now[0])
     with make(every_seconds=60, background=False) as run:
         saved = []
         for step in range(1, 13):
@@ -143,7 +143,7 @@ def test_a_forked_child_still_dies_of_sigterm(make):
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> Iterator[Handle[Any]]:
     """A save that does not end by itself, as one of whose ranks was killed; SIGTERM ends it."""
-    monkeypatch.setattr(checkpointer, "_LAST_SECONDS", 0.05)
+    monkeypatch.setattr(last_wait, "_LAST_SECONDS", 0.05)
     handle: Handle[Any] = Handle("the checkpoint")
     end = lambda *_: handle.done() or handle.finish(lambda: None)  # noqa: E731
     before = signal.signal(signal.SIGTERM, end)
@@ -158,7 +158,7 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> Iterator[Handle[Any]]:
 def test_after_an_error_sigterm_ends_the_wait_for_a_save(make, endless, caplog, is_told_first):
     tell = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGTERM])
     with pytest.raises(RuntimeError, match="peer"), make(on_signal=True) as run:  # noqa: PT012
-        run._handles.append((7, endless))
+        run._under_way.add(7, endless)
         if is_told_first:
             os.kill(os.getpid(), signal.SIGTERM)
         else:
@@ -173,7 +173,7 @@ def test_after_an_error_sigterm_ends_the_wait_for_a_save(make, endless, caplog, 
 def test_after_an_error_a_save_that_ends_is_waited_for(make, endless):
     save = threading.Timer(0.1, endless.finish, [lambda: "saved"])
     with pytest.raises(RuntimeError, match="mine"), make(on_signal=True) as run:  # noqa: PT012
-        run._handles.append((7, endless))
+        run._under_way.add(7, endless)
         save.start()
         raise RuntimeError("an error of mine")
 
@@ -220,7 +220,7 @@ def test_a_failed_background_save_is_told_by_wait_once(failing):
 @pytest.mark.parametrize("call", ["save", "save_async", "restore", "close"])
 def test_a_failed_background_save_is_told_by_the_next_call(failing, call):
     begin_failing(failing)
-    checkpoint._background.wait()
+    saving.background.wait()
     calls: dict[str, Callable[[], Any]] = {
         "save": lambda: failing.save(20, state_of(20)),
         "save_async": lambda: failing.save_async(20, state_of(20)),

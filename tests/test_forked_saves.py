@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import shardkeep as sk
-from shardkeep import checkpoint
 from shardkeep.errors import ConflictError, InvalidError, ShardkeepError
 from shardkeep.state import frozen
+from shardkeep.transfer import snapshots
 
 ONLY_LINUX = "Linux alone reads a child's memory"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason=ONLY_LINUX)
@@ -97,7 +97,7 @@ def test_a_child_that_is_killed_fails_the_save_and_nothing_is_committed(
 def joined(monkeypatch: pytest.MonkeyPatch) -> "queue.Queue[list[tuple[int, int]]]":
     """Where memory is put into huge pages from now on."""
     found: queue.Queue[list[tuple[int, int]]] = queue.Queue()
-    monkeypatch.setattr(checkpoint, "join_pages", found.put)
+    monkeypatch.setattr(snapshots, "join_pages", found.put)
     return found
 
 

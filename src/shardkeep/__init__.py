@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         check_tiling as check_tiling,
     )
     from shardkeep.checkpoint import (
-        SaveResult as SaveResult,
         explain as explain,
         explain_save as explain_save,
         load as load,
@@ -182,6 +181,7 @@ if TYPE_CHECKING:
         LoadReport as LoadReport,
     )
     from shardkeep.transfer.retain import RunPrune as RunPrune
+    from shardkeep.transfer.saving import SaveResult as SaveResult
     from shardkeep.transfer.steps import StepRecord as StepRecord
 else:
     __getattr__, __dir__, __all__ = lazy_exports(
@@ -223,7 +223,7 @@ else:
             "RunPrune": "shardkeep.transfer.retain",
             "SaveExplanation": "shardkeep.transfer.explain",
             "SaveReport": "shardkeep.transfer.report",
-            "SaveResult": "shardkeep.checkpoint",
+            "SaveResult": "shardkeep.transfer.saving",
             "Shard": "shardkeep.sharded.shard",
             "ShardMetadata": "shardkeep.sharded.metadata",
             "ShardedOptimizer": "shardkeep.sharded.optimizer",

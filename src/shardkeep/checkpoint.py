@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
-from shardkeep.errors import InvalidError
-from shardkeep.manifest import Json, check_json, register_value
+from shardkeep.manifest import Json, register_value
 from shardkeep.ranks import RankGroup
-from shardkeep.state.fresh_pages import populate
-from shardkeep.state.frozen import freezable_spans, frozen_spans
-from shardkeep.state.huge_pages import Span, join_pages
-from shardkeep.state.keeping import KeptState, keep_state
-from shardkeep.state.staging import Snapshot, Stager
-from shardkeep.storage import Storage, open_storage
-from shardkeep.transfer.background import Background, Handle, stand_back
+from shardkeep.state.keeping import keep_state
+from shardkeep.transfer.background import Handle
 from shardkeep.transfer.council import Council
 from shardkeep.transfer.explain import (
     LoadExplanation,
@@ -28,39 +19,20 @@ from shardkeep.transfer.explain import (
     explain_load,
     explain_saving,
 )
-from shardkeep.transfer.groups import council_of
-from shardkeep.transfer.hosts import Hosts
+from shardkeep.transfer.groups import council_of, heard_by_all
 from shardkeep.transfer.lazy import Checkpoint
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter, Progress
 from shardkeep.transfer.prune import PruneReport, prune_leftovers
 from shardkeep.transfer.replicas import CheckReplicas
 from shardkeep.transfer.restore import LoadOptions, LoadReport, OpenSource, build, restore
-from shardkeep.transfer.save import SaveOptions, Timings, run_save
+from shardkeep.transfer.saving import Path, SaveResult, begin_save, save_now, storage_at
 from shardkeep.transfer.share import Share, Sharing, check_share, sharing_of
+from shardkeep.transfer.snapshots import SnapshotKind, prepare_snapshot
 from shardkeep.transfer.threads import thread_count
 from shardkeep.translate.opening import open_source
 
-Path = str | os.PathLike[str] | Storage
-SnapshotKind = Literal["copy", "fork"]
-
 TIMEOUT = 1800.0
-# Memory for as many snapshots: one being written, and one more that waits for it.
-_SNAPSHOTS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class SaveResult:
-    """A committed checkpoint, and what it took."""
-
-    path: str
-    save_id: str
-    nbytes: int
-    """Of the files that this rank wrote."""
-    total_nbytes: int
-    """Of the files of all ranks."""
-    seconds: Mapping[str, float]
-    """By phase: stage (async only), plan, write, commit."""
 
 
 def save(
@@ -102,34 +74,6 @@ def save(
     )
 
 
-def save_now(
-    state: Any,
-    path: Path,
-    *,
-    overwrite: bool,
-    durable: bool,
-    timeout: float,
-    check_replicas: CheckReplicas,
-    threads: int | None,
-    metadata: Mapping[str, Json] | None,
-    group: Any,
-    progress: Progress | None = None,
-    hosts: Hosts | None = None,
-    recycled_from: str | None = None,
-) -> SaveResult:
-    """As `save`; with `hosts`, the path is on a disk that only the ranks of one host see.
-
-    Spare files of the run at `recycled_from` are written again.
-    """
-    council = council_of(group, act="save", timeout=timeout)
-    with Meter("saving", progress, show=council.me == council.chair) as meter:
-        with heard_by_all(council, "save (plan)"):
-            options = checked_options(overwrite, threads, check_replicas, metadata, meter, hosts)
-        return run_here(
-            lambda: keep_state(state), path, durable, council, options, Timings(), recycled_from
-        )
-
-
 def save_async(
     state: Any,
     path: Path,
@@ -168,51 +112,6 @@ def save_async(
     )
 
 
-def begin_save(
-    state: Any,
-    path: Path,
-    *,
-    overwrite: bool,
-    durable: bool,
-    timeout: float,
-    check_replicas: CheckReplicas,
-    threads: int | None,
-    metadata: Mapping[str, Json] | None,
-    snapshot: SnapshotKind,
-    group: Any,
-    progress: Progress | None = None,
-    hosts: Hosts | None = None,
-    recycled_from: str | None = None,
-    after: Callable[[SaveResult], None] = lambda _: None,
-) -> Handle[SaveResult]:
-    """As `save_async`, and `save_now`; `after` runs in the background after the commit."""
-    # First of all: a rank that raises before it would be one act behind the others for ever.
-    council, timings = council_of(group, act="save", timeout=timeout), Timings()
-    meter = Meter("saving", progress, show=False)
-    with heard_by_all(council, "save (stage)"):
-        options = checked_options(overwrite, threads, check_replicas, metadata, meter, hosts)
-        _check_kind(snapshot)
-        _background.raise_unseen()
-        kept, taken = _staged(state, snapshot, timings)
-    handle: Handle[SaveResult] = Handle(f"the checkpoint {_name_of(path)}")
-    handle.mark_staged()
-
-    def act() -> SaveResult:
-        try:
-            with taken:
-                result = run_here(
-                    lambda: kept, path, durable, council, options, timings, recycled_from
-                )
-        finally:
-            # What training has changed meanwhile lies in small pages now.
-            _prepare_fork(frozen_spans(kept.memory))
-        after(result)
-        return result
-
-    _background.submit(handle, act)
-    return handle
-
-
 def prepare_async(state: Any, *, snapshot: SnapshotKind = "copy") -> None:
     """Have memory ready for a snapshot of `state`, so that its first `save_async` blocks no longer.
 
@@ -223,109 +122,7 @@ def prepare_async(state: Any, *, snapshot: SnapshotKind = "copy") -> None:
     For a copy, it is memory of the same size; for `"fork"`, the state's own memory is put into huge
     pages, of which the kernel has fewer to note.
     """
-    _check_kind(snapshot)
-    memory = keep_state(state).memory
-    if snapshot == "fork":
-        _prepare_fork(freezable_spans(memory))
-        return
-    buffers = _stager.reserve(memory)
-
-    def act() -> None:
-        for buffer in buffers:
-            populate(buffer)
-
-    _prepare(act)
-
-
-def _prepare_fork(spans: Sequence[Span]) -> None:
-    if spans:
-        _prepare(lambda: join_pages(spans))
-
-
-def _prepare(act: Callable[[], None]) -> None:
-    def run() -> None:
-        stand_back()
-        act()
-
-    # A daemon: nobody waits for it at the interpreter's end.
-    threading.Thread(target=run, name="shardkeep-prepare", daemon=True).start()
-
-
-def _check_kind(snapshot: str) -> None:
-    if snapshot not in ("copy", "fork"):
-        raise InvalidError(f"snapshot is 'copy' or 'fork', got {snapshot!r}")
-
-
-_background = Background(_SNAPSHOTS)
-_stager = Stager()
-
-
-@contextmanager
-def heard_by_all(council: Council, phase: str) -> Generator[None]:
-    """What goes wrong on this rank alone is heard by all, so that nobody waits for it."""
-    try:
-        yield
-    except BaseException as error:
-        council.fail(phase, error, undone=True)
-        council.leave(done=False)
-        raise
-
-
-def _staged(state: Any, kind: SnapshotKind, timings: Timings) -> tuple[KeptState, Snapshot]:
-    """The state in memory of its own, which nobody else changes; its room is reserved."""
-    _background.reserve()
-    try:
-        with timings.phase("stage"):
-            kept = keep_state(state)
-            take = _stager.freeze if kind == "fork" else _stager.copy
-            snapshot = take(kept.memory)
-    except BaseException:
-        _background.give_back()
-        raise
-    return replace(kept, memory=snapshot.tree), snapshot
-
-
-def run_here(
-    keep: Callable[[], KeptState],
-    path: Path,
-    durable: bool,
-    council: Council,
-    options: SaveOptions,
-    timings: Timings,
-    recycled_from: str | None = None,
-) -> SaveResult:
-    """Save what `keep` gives; it and the storage are made under the eyes of the council."""
-    with ExitStack() as opened:
-
-        def prepare() -> tuple[KeptState, Storage]:
-            storage = _opened(path, create=True, durable=durable, recycled_from=recycled_from)
-            return keep(), opened.enter_context(storage)
-
-        outcome = run_save(prepare, council, options, timings)
-    return SaveResult(
-        outcome.location,
-        outcome.save_id,
-        outcome.nbytes,
-        outcome.total_nbytes,
-        dict(outcome.seconds),
-    )
-
-
-@contextmanager
-def _opened(
-    path: Path, *, create: bool = False, durable: bool = False, recycled_from: str | None = None
-) -> Generator[Storage]:
-    """The storage at a path; one that the caller made stays open."""
-    storage = open_storage(path, create=create, durable=durable, recycled_from=recycled_from)
-    try:
-        yield storage
-    finally:
-        if storage is not path:
-            storage.close()
-
-
-def _name_of(path: Path) -> str:
-    return path.location if isinstance(path, Storage) else os.fspath(path)
+    prepare_snapshot(state, snapshot)
 
 
 @contextmanager
@@ -337,22 +134,6 @@ def source_at(path: Path) -> Generator[Opened]:
     finally:
         if opened.storage is not path:
             opened.storage.close()
-
-
-def checked_options(
-    overwrite: bool,
-    threads: int | None,
-    check_replicas: CheckReplicas,
-    metadata: Mapping[str, Json] | None,
-    meter: Meter,
-    hosts: Hosts | None = None,
-) -> SaveOptions:
-    """How to save, once all of it makes sense."""
-    count = thread_count(threads)
-    if check_replicas not in ("sample", "all", "none"):
-        raise InvalidError(f"check_replicas is 'sample', 'all' or 'none', got {check_replicas!r}")
-    check_json(dict(metadata or {}), "metadata")
-    return SaveOptions(overwrite, count, check_replicas, dict(metadata or {}), meter, hosts)
 
 
 def load(
@@ -471,7 +252,7 @@ def prune(path: Path, *, dry_run: bool = False) -> PruneReport:
 
     What belongs to a save that is under way stays, too, whichever job it is of.
     """
-    with _opened(path, durable=True) as storage:
+    with storage_at(path, durable=True) as storage:
         return prune_leftovers(storage, dry_run=dry_run)
 
 

@@ -4,53 +4,43 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
 
-from shardkeep.checkpoint import (
-    TIMEOUT,
-    SaveResult,
-    SnapshotKind,
-    begin_save,
-    load,
-    load_from,
-    prepare_async,
-    save_now,
-)
-from shardkeep.errors import DeadlineError, InvalidError, ShardkeepError
+from shardkeep.checkpoint import TIMEOUT, load, load_from, prepare_async
+from shardkeep.errors import InvalidError, ShardkeepError
 from shardkeep.manifest import Json
 from shardkeep.plan.retention import Best, Retention
 from shardkeep.ranks import RankGroup
-from shardkeep.storage import Storage, open_storage
+from shardkeep.storage import Storage
 from shardkeep.storage.shelves import open_shelf
 from shardkeep.transfer.background import Handle
-from shardkeep.transfer.choose import Choice, OnDamage, Wish, agree_on_step, best_step
-from shardkeep.transfer.common_step import CommonStep, SoloStep
-from shardkeep.transfer.groups import chair_of, common_step, council_of, from_chair, told
+from shardkeep.transfer.choose import OnDamage, Wish, best_step
+from shardkeep.transfer.due import Due, Every
+from shardkeep.transfer.fallback import load_chosen
+from shardkeep.transfer.groups import chair_of, council_of, from_chair, told
+from shardkeep.transfer.last_wait import wait_or_die
+from shardkeep.transfer.places import Places
 from shardkeep.transfer.replicas import CheckReplicas
 from shardkeep.transfer.restore import LoadReport
 from shardkeep.transfer.retain import RunPrune, prune_run
+from shardkeep.transfer.saving import SaveResult, begin_save, save_now
 from shardkeep.transfer.share import Share
-from shardkeep.transfer.signals import SAVE_AND_STOP, SignalWatch
-from shardkeep.transfer.steps import RUN_KEY, encode_metrics, newest, read_steps, step_name
+from shardkeep.transfer.snapshots import SnapshotKind
+from shardkeep.transfer.steps import RUN_KEY, encode_run, newest, read_steps
 from shardkeep.transfer.threads import thread_count
 from shardkeep.transfer.tiered_choice import Found
-from shardkeep.transfer.tiers import Tiers
+from shardkeep.transfer.under_way import UnderWay
 
 _log = logging.getLogger("shardkeep")
 
-_TIMER = "timer"
 # A folder without a manifest that nobody has touched for so long is no save under way.
 _ABANDONED_SECONDS = 24 * 3600.0
-# How long saves may still take when the block was left by an error and SIGTERM came.
-_LAST_SECONDS = 5.0
-_POLL_SECONDS = 0.02
 
 
 class Checkpointer:
@@ -95,17 +85,12 @@ class Checkpointer:
         group: Any = None,
     ) -> None:
         self._retention = Retention(keep_last, keep_every, keep_best)
-        if every_steps is not None and every_steps < 1:
-            raise InvalidError(f"every_steps must be at least 1, got {every_steps}")
-        if every_seconds is not None and every_seconds <= 0:
-            raise InvalidError(f"every_seconds must be positive, got {every_seconds}")
+        every = Every(every_steps, every_seconds)
         self._shelf = open_shelf(root, recycle=recycle)
-        self._every_steps = every_steps
-        self._every_seconds = every_seconds
+        self._places = Places(self._shelf, durable=durable, group=group, timeout=timeout)
         self._background = background
         self._snapshot: SnapshotKind = snapshot
-        is_regular = every_steps is not None or every_seconds is not None
-        self._may_prepare = background and is_regular
+        self._may_prepare = background and every.is_regular
         self._overwrite = overwrite
         self._group = group
         self._timeout = timeout
@@ -118,51 +103,37 @@ class Checkpointer:
         }
         self._left_behind: dict[int, str] = {}
         """Steps of an earlier attempt, beyond the one that this run went on from; save ids."""
-        self._handles: list[tuple[int, Handle[SaveResult]]] = []
-        """Saves that are under way or have failed."""
+        self._under_way = UnderWay()
         self._last_step: int | None = None
-        self._last_time = time.monotonic()
-        self._stopping = False
         self._restored: LoadReport | None = None
         self._is_chair = chair_of(group) == RankGroup.of(group).me
         if local is None and peer_copies:
             raise InvalidError("peer_copies needs a local tier: pass local=, a folder on each host")
-        self._tiers: Tiers | None = None
         if local is not None:
-            self._tiers = Tiers(
+            self._places.keep_on_hosts(
                 local,
-                self._opened,
                 keep=keep_local,
                 peer_copies=peer_copies,
-                group=group,
-                durable=durable,
-                timeout=timeout,
                 threads=self._options["threads"],
                 recycle=recycle,
             )
-        self._signals = SignalWatch() if on_signal else None
-        self._common: CommonStep = SoloStep()
-        if on_signal or every_seconds is not None:
-            self._common = common_step(group, look=self._look, timeout=min(timeout, 300.0))
+        self._due = Due(
+            every, on_signal=on_signal, is_chair=self._is_chair, group=group, timeout=timeout
+        )
 
     @property
     def path(self) -> Path | str:
         """The run's folder, or its URL in an object store."""
-        location = self._shelf.location
-        return location if "://" in location else Path(location)
+        return self._places.path
 
     def path_of(self, step: int) -> Path | str:
         """The folder or URL of a step's checkpoint, whether it is there or not."""
-        return self._shelf.path(step_name(step))
-
-    def _place_of(self, step: int) -> Path | Storage:
-        """The same with the connections and options of the run."""
-        return self._shelf.place(step_name(step))
+        return self._places.path_of(step)
 
     @property
     def stopping(self) -> bool:
         """Whether SIGTERM came and was answered with a checkpoint: time to leave the loop."""
-        return self._stopping
+        return self._due.is_stopping
 
     # Saving
 
@@ -175,7 +146,7 @@ class Checkpointer:
         metadata: Mapping[str, Json] | None = None,
     ) -> SaveResult:
         """Save `state` as the checkpoint of `step`; on return it is complete. SPMD."""
-        self._wait_for_saves()
+        self._under_way.wait()
         arguments = self._arguments(step, metrics, metadata)
         result = save_now(state, **arguments)
         self._saved(step)
@@ -199,24 +170,16 @@ class Checkpointer:
             after=lambda result: self._go_on(step, result, overwrite=overwrite),
             **arguments,
         )
-        self._handles = [*self._open_handles(), (step, handle)]
+        self._under_way.add(step, handle)
         self._saved(step)
         return handle
-
-    def _open_handles(self) -> list[tuple[int, Handle[SaveResult]]]:
-        return [(n, h) for n, h in self._handles if not h.done() or h.has_failed()]
 
     def should_save(self, step: int) -> bool:
         """Whether a checkpoint is due after `step`: the same answer on all ranks.
 
         Call it once after each step, on every rank.
         """
-        reasons = self._common_reasons()
-        if reasons and reasons != [_TIMER] and self._is_chair:
-            _log.warning("%s: saving a checkpoint at step %d", ", ".join(reasons), step)
-        self._stopping = self._stopping or SAVE_AND_STOP.name in reasons
-        is_due = self._every_steps is not None and step % self._every_steps == 0
-        return is_due or bool(reasons)
+        return self._due.after(step)
 
     def maybe_save(
         self,
@@ -234,8 +197,8 @@ class Checkpointer:
             self._prepare(state)
             return None
         if self._last_step == step:
-            return next((handle for number, handle in self._handles if number == step), None)
-        if self._background and not self._stopping:
+            return self._under_way.find(step)
+        if self._background and not self._due.is_stopping:
             return self.save_async(step, state, metrics=metrics, metadata=metadata)
         return self.save(step, state, metrics=metrics, metadata=metadata)
 
@@ -247,21 +210,6 @@ class Checkpointer:
             with suppress(ShardkeepError):
                 prepare_async(state, snapshot=self._snapshot)
 
-    def _common_reasons(self) -> list[str]:
-        while isinstance(self._common, SoloStep) and (reason := self._look()) is not None:
-            self._common.ask(reason)
-        return list(self._common.decide())
-
-    def _look(self) -> str | None:
-        """What asks for a checkpoint now, on this rank."""
-        found = self._signals.take() if self._signals is not None else None
-        if found is not None or self._every_seconds is None:
-            return found
-        if self._is_chair and time.monotonic() - self._last_time > self._every_seconds:
-            self._last_time = time.monotonic()
-            return _TIMER
-        return None
-
     def _arguments(
         self, step: int, metrics: Mapping[str, Any] | None, metadata: Mapping[str, Json] | None
     ) -> dict[str, Any]:
@@ -269,45 +217,25 @@ class Checkpointer:
             if RUN_KEY in (metadata or {}):
                 raise InvalidError(f"the key {RUN_KEY!r} of the metadata is the run's own")
             overwrite = self._overwrite or step in self._left_behind
-            if self._tiers is not None and not overwrite:
-                self._tiers.require_new(step)
-            left = {str(n): save_id for n, save_id in self._left_behind.items() if n > step}
-            run = {
-                "step": step,
-                "saved_at": time.time(),
-                "metrics": encode_metrics(metrics or {}),
-                "left_behind": left,
-                "keep": self._retention.as_json(),
-            }
+            if not overwrite:
+                self._places.require_new(step)
+            run = encode_run(step, metrics or {}, self._left_behind, self._retention)
         return {
             **self._options,
-            "path": self._tiers.path_of(step) if self._tiers else self._place_of(step),
-            "hosts": self._tiers.hosts if self._tiers else None,
-            "recycled_from": (self._tiers or self._shelf).recycled_from,
+            **self._places.arguments(step),
             "overwrite": overwrite,
             "metadata": {**(metadata or {}), RUN_KEY: run},
         }
 
     def _go_on(self, step: int, result: SaveResult, *, overwrite: bool) -> None:
         """After a commit."""
-        if self._tiers is None:
-            self._tidy(step)
-        else:
-            self._tiers.saved(
-                step, result.save_id, overwrite=overwrite, after=lambda: self._tidy(step)
-            )
-
-    @contextmanager
-    def _opened(self, step: int, create: bool) -> Generator[Storage]:
-        """The storage of a step in the run's folder."""
-        durable = bool(self._options["durable"])
-        place, spares = self._place_of(step), self._shelf.recycled_from
-        with open_storage(place, create=create, durable=durable, recycled_from=spares) as storage:
-            yield storage
+        self._places.saved(
+            step, result.save_id, overwrite=overwrite, after=lambda: self._tidy(step)
+        )
 
     def _saved(self, step: int) -> None:
         self._last_step = step
-        self._last_time = time.monotonic()
+        self._due.saved()
         self._left_behind = {n: s for n, s in self._left_behind.items() if n != step}
 
     def wait(self) -> None:
@@ -316,19 +244,8 @@ class Checkpointer:
         What the retention drops is gone by then, and with a local tier, the newest step is in the
         slow one, too.
         """
-        self._wait_for_saves()
-        if self._tiers is not None:
-            self._tiers.wait()
-
-    def _wait_for_saves(self) -> None:
-        handles, self._handles = self._handles, []
-        for _, handle in handles:
-            handle.wait()
-        errors = [error for _, handle in handles if (error := handle.unseen_error()) is not None]
-        if errors:
-            for later in errors[1:]:
-                errors[0].add_note(f"A later save failed, too: {later}")
-            raise errors[0]
+        self._under_way.wait()
+        self._places.wait()
 
     # Restoring
 
@@ -350,51 +267,25 @@ class Checkpointer:
         `on_damage="fallback"`: then the one before is taken, with a warning. `share` is as in
         `load`; with a local tier, hosts hand each other what only one of them has in any case.
         """
-        self._wait_for_saves()
-        wish, said = Wish(step, on_damage), set[str]()
-        while True:
-            choice, found = self._choose(wish)
-            self._warn(choice, said)
-            if choice.step is None:
-                return 0
-            if choice.gives_up and wish.last_error is not None:
-                raise wish.last_error
-            try:
-                self._restored = self._load(
-                    choice.step,
-                    found,
-                    share,
-                    into=state,
-                    strict=strict,
-                    cast=cast,
-                    verify=verify,
-                    device=device,
-                    threads=self._options["threads"],
-                    timeout=self._timeout,
-                    group=self._group,
-                )
-            except DeadlineError:
-                raise
-            except Exception as error:
-                # Another rank may have failed otherwise: what follows, they find out together.
-                wish = wish.after(choice.step, error)
-                continue
-            self._left_behind = choice.newer
-            self._last_step = choice.step
-            return choice.step
+        self._under_way.wait()
+        shared = {name: self._options[name] for name in ("threads", "timeout", "group")}
+        wishes = {"strict": strict, "cast": cast, "verify": verify, "device": device}
+        restored = load_chosen(
+            Wish(step, on_damage),
+            lambda wish: self._places.choose(wish, self._retention.best),
+            lambda chosen, found: self._load(chosen, found, share, into=state, **wishes, **shared),
+            is_chair=self._is_chair,
+        )
+        if restored is None:
+            return 0
+        self._restored = restored.report
+        self._left_behind, self._last_step = restored.newer, restored.step
+        return restored.step
 
-    def _choose(self, wish: Wish) -> tuple[Choice, Found | None]:
-        best = self._retention.best
-        if self._tiers is not None:
-            found = self._tiers.choose(lambda: read_steps(self._shelf), wish, best)
-            return found.choice, found
-        council = council_of(self._group, act="choose", timeout=self._timeout)
-        return agree_on_step(council, self._shelf, wish, best), None
-
-    def _load(self, step: int, found: Found | None, share: Share, **options: Any) -> LoadReport:
-        tiers = self._tiers
-        if tiers is None or found is None or found.located is None or found.manifest is None:
-            return load(self._place_of(step), share=share, **options)
+    def _load(self, step: int, found: Found, share: Share, **options: Any) -> LoadReport:
+        tiers = self._places.tiers
+        if tiers is None or found.located is None or found.manifest is None:
+            return load(self._places.place_of(step), share=share, **options)
         located, manifest = found.located, found.manifest
         report = load_from(
             lambda: tiers.open_found(located, manifest),
@@ -404,12 +295,6 @@ class Checkpointer:
         if not located.in_slow:
             tiers.resume(located, manifest, lambda: self._tidy(step))
         return report
-
-    def _warn(self, choice: Choice, said: set[str]) -> None:
-        for text in choice.warnings:
-            if self._is_chair and text not in said:
-                _log.warning("%s", text)
-            said.add(text)
 
     @property
     def restored(self) -> LoadReport | None:
@@ -458,7 +343,7 @@ class Checkpointer:
         *,
         spares: bool = False,
     ) -> RunPrune:
-        busy = {step for step, handle in self._handles if not handle.done()} - {just_saved}
+        busy = set(self._under_way.steps) - {just_saved}
         return prune_run(
             self._shelf,
             self._retention,
@@ -486,17 +371,8 @@ class Checkpointer:
         try:
             self.wait()
         finally:
-            self._discard_spares()
-            self._common.close()
-            if self._signals is not None:
-                self._signals.close()
-                self._signals = None
-
-    def _discard_spares(self) -> None:
-        if self._is_chair and self._shelf.recycled_from is not None:
-            self._shelf.discard_spares()
-        if self._tiers is not None:
-            self._tiers.discard_spares()
+            self._places.discard_spares(is_chair=self._is_chair)
+            self._due.close()
 
     def __enter__(self) -> Self:
         return self
@@ -510,36 +386,10 @@ class Checkpointer:
         if error is None:
             self.close()
             return
-        self._common.close()
-        self._wait_or_die(error)
+        self._due.leave()
+        wait_or_die(self._due, self._under_way, lambda: self._places.is_idle, error)
         try:
             self.close()
         except Exception as later:
             # What ended the block counts; it must not be hidden by what followed from it.
             _log.warning("a save failed, too: %s", later)
-
-    def _wait_or_die(self, error: BaseException) -> None:
-        """Wait for saves under way; once SIGTERM came, not for long, and then let it do its work.
-
-        A rank that was killed often is the reason for all this, and no save ends without it.
-        """
-        deadline: float | None = None
-        while self._signals is not None and not self._is_idle():
-            if self._signals.has_to_stop:
-                deadline = deadline or time.monotonic() + _LAST_SECONDS
-                if time.monotonic() > deadline:
-                    self._die(error)
-            time.sleep(_POLL_SECONDS)
-
-    def _is_idle(self) -> bool:
-        saved = all(handle.done() for _, handle in self._handles)
-        return saved and (self._tiers is None or self._tiers.is_idle)
-
-    def _die(self, error: BaseException) -> None:
-        steps = [step for step, handle in self._handles if not handle.done()]
-        said = f"SIGTERM: the saves of steps {steps} are given up; what happened before:"
-        _log.error("%s", said, exc_info=error)
-        if self._signals is not None:
-            self._signals.close()
-            self._signals = None
-        os.kill(os.getpid(), SAVE_AND_STOP)

@@ -8,19 +8,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from shardkeep.checkpoint import (
-    TIMEOUT,
-    Path,
-    SaveResult,
-    checked_options,
-    heard_by_all,
-    run_here,
-    source_at,
-)
+from shardkeep.checkpoint import TIMEOUT, source_at
 from shardkeep.manifest import Json
-from shardkeep.transfer.groups import council_of
+from shardkeep.transfer.groups import council_of, heard_by_all
 from shardkeep.transfer.progress import Meter, Progress
 from shardkeep.transfer.save import Timings
+from shardkeep.transfer.saving import Path, SaveResult, checked_options, run_here
 from shardkeep.transfer.threads import thread_count
 from shardkeep.translate.exporting import ExportFormat, ExportReport, export
 from shardkeep.translate.importing import Wishes, imported

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import shardkeep as sk
-from shardkeep import checkpoint
+from shardkeep.transfer import saving
 from shardkeep.transfer.council import SoloCouncil
 from tests.distributed.parallelisms import (
     assert_state,
@@ -396,7 +396,7 @@ def an_unseen_failure_does_not_part_the_ranks(rank: int, world: int, *, folder: 
 
     with pytest.MonkeyPatch.context() as patch:
         if rank >= 2:
-            patch.setattr(checkpoint._background, "raise_unseen", lambda: None)
+            patch.setattr(saving.background, "raise_unseen", lambda: None)
         found = error_of(save_again)
     _assert_version(path, 1)
     error_of(save_again)

@@ -6,11 +6,10 @@ from unittest.mock import patch
 
 import pytest
 
-from shardkeep import checkpoint
 from shardkeep.plan.retention import Retention
 from shardkeep.state.staging import Stager
 from shardkeep.storage.file_calls import FileCalls
-from shardkeep.transfer import prune, read
+from shardkeep.transfer import prune, read, snapshots
 from shardkeep.transfer.choose import Chooser
 from shardkeep.transfer.save import _Save
 from torture.state_machine import run_batch
@@ -50,7 +49,7 @@ def saves_the_live_state_in_background() -> Any:
             snapshot._tree = memory
             return snapshot
 
-    return patch.object(checkpoint, "_stager", Sharing())
+    return patch.object(snapshots, "_stager", Sharing())
 
 
 def removes_the_old_files_before_the_commit() -> Any:

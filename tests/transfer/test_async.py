@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import shardkeep as sk
-from shardkeep import checkpoint
 from shardkeep.errors import InvalidError
 from shardkeep.state import Stager
 from shardkeep.storage import MemoryStorage
+from shardkeep.transfer import saving, snapshots
 from shardkeep.transfer.background import Background, Handle
 from tests.transfer.worlds import fresh_memory
 
@@ -38,7 +38,7 @@ def gated() -> Iterator[list[Gated]]:
     yield storages
     for storage in storages:
         storage.gate.set()
-    checkpoint._background.wait()
+    saving.background.wait()
 
 
 def test_changes_after_the_call_do_not_reach_the_checkpoint(gated: list[Gated]) -> None:
@@ -110,7 +110,7 @@ def test_a_failure_that_nobody_asked_for_is_raised_by_the_next_call(gated: list[
     threading.Timer(0.1, gated[0].gate.set).start()
     other = sk.save_async({"a": 3}, storage)
     first.result(30)
-    checkpoint._background.wait()
+    saving.background.wait()
     for _ in range(2):
         with pytest.raises(sk.ConflictError, match="holds a checkpoint already"):
             sk.save_async({"a": 4}, storage, overwrite=True)
@@ -151,7 +151,7 @@ def test_waiting_for_a_stage_has_an_end() -> None:
 def stager(monkeypatch: pytest.MonkeyPatch) -> Stager:
     """One that has not copied anything yet."""
     made = Stager()
-    monkeypatch.setattr(checkpoint, "_stager", made)
+    monkeypatch.setattr(snapshots, "_stager", made)
     return made
 
 

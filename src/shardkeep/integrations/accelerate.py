@@ -24,12 +24,13 @@ except ImportError as error:
         "shardkeep.integrations.accelerate needs Accelerate: pip install 'shardkeep[accelerate]'"
     ) from error
 
-from shardkeep.checkpoint import SaveResult, load, save
+from shardkeep.checkpoint import load, save
 from shardkeep.errors import UnsupportedError
 from shardkeep.integrations.shares import SharedModule, named
 from shardkeep.ranks import RankGroup
 from shardkeep.state.rng import rng_state
 from shardkeep.transfer.restore import LoadReport
+from shardkeep.transfer.saving import SaveResult
 
 
 def save_state(

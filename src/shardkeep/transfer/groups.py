@@ -69,6 +69,17 @@ def told(group: Any, *, act: str, timeout: float) -> Generator[None]:
         raise
 
 
+@contextmanager
+def heard_by_all(council: Council, phase: str) -> Generator[None]:
+    """What goes wrong on this rank alone is heard by all, so that nobody waits for it."""
+    try:
+        yield
+    except BaseException as error:
+        council.fail(phase, error, undone=True)
+        council.leave(done=False)
+        raise
+
+
 def from_chair(council: Council, phase: str, act: Callable[[], T], kind: type[T]) -> T:
     """What `act` returned on the chair, heard by all ranks; if it fails, all raise."""
     try:

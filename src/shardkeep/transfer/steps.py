@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -21,7 +22,7 @@ from shardkeep.storage.protocols import Storage
 from shardkeep.storage.shelf import Shelf
 
 if TYPE_CHECKING:
-    from shardkeep.plan.retention import SavedStep
+    from shardkeep.plan.retention import Retention, SavedStep
 
 _NAME = re.compile(r"step-(\d{8,18})")
 _END = 10**18
@@ -168,6 +169,19 @@ def _as_dict(said: object) -> dict[str, Any]:
 
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
+
+
+def encode_run(
+    step: int, metrics: Mapping[str, Any], left_behind: Mapping[int, str], keep: Retention
+) -> dict[str, Any]:
+    """What the run says of a step, as `record_of` reads it under `RUN_KEY`."""
+    return {
+        "step": step,
+        "saved_at": time.time(),
+        "metrics": encode_metrics(metrics),
+        "left_behind": {str(n): save_id for n, save_id in left_behind.items() if n > step},
+        "keep": keep.as_json(),
+    }
 
 
 def encode_metrics(metrics: Mapping[str, Any]) -> dict[str, float | str]:
