@@ -7,54 +7,28 @@ only for values that are no tensors.
 
 from __future__ import annotations
 
-import io
-import re
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from shardkeep.boxes import Box
-from shardkeep.errors import (
-    CorruptError,
-    InvalidError,
-    NotFoundError,
-    ShardkeepError,
-    UnsupportedError,
-)
+from shardkeep.errors import CorruptError, NotFoundError, ShardkeepError
 from shardkeep.manifest import Manifest, Node, StoredEntry, TensorRecord, itemsize
-from shardkeep.plan.merge_trees import relabel
 from shardkeep.storage import LocalStorage
 from shardkeep.transfer.collecting import gc_paused
-from shardkeep.transfer.load import BIT_DTYPES
 from shardkeep.transfer.open_manifest import Chunks
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
 from shardkeep.transfer.read import OpenFile
-from shardkeep.translate.dcp_metadata import (
-    MAX_METADATA_NBYTES,
-    DcpMetadata,
-    Item,
-    read_metadata,
-)
+from shardkeep.translate.dcp_files import DcpFiles
+from shardkeep.translate.dcp_metadata import MAX_METADATA_NBYTES, DcpMetadata, Item, read_metadata
 from shardkeep.translate.dcp_tree import build_tree
+from shardkeep.translate.dcp_values import NO_VALUES, Values
 from shardkeep.translate.foreign import ForeignChunk, ForeignTensor, open_foreign
-from shardkeep.translate.plain_values import check_archive, check_loaded
-from shardkeep.translate.torch_archive import Archive, TensorBytes
+from shardkeep.translate.torch_archive import Archive
 
 METADATA_FILE = ".metadata"
-VALUES_FILE = "values of .metadata"
-"""Goes for a file: the tensors within values, which are read when the folder is opened."""
-
-_MAX_VALUE_NBYTES = 2**30
-# Reads of places that are further apart are never joined.
-_APART_NBYTES = 2**20
-_KEPT_COPIES = 4
 
 
 def open_dcp(path: Path, *, values: bool) -> Opened:
@@ -82,7 +56,7 @@ def _opened(files: DcpFiles, metadata: DcpMetadata, values: bool) -> Opened:
         for key, tensor in metadata.tensors.items()
     ]
     _require_whole(files, metadata)
-    found = _Values(files, len(tensors)).read(metadata) if values else _NO_VALUES
+    found = Values(files, len(tensors)).read(metadata) if values else NO_VALUES
     opened = open_foreign(
         files,
         [*tensors, *found.tensors],
@@ -139,106 +113,6 @@ def _items(files: DcpFiles, metadata: DcpMetadata) -> Iterator[tuple[str, Item]]
                 )
             yield key, item
     yield from metadata.objects.items()
-
-
-class DcpFiles:
-    """The folder's files. What does not lie in them row by row is shown as if it did.
-
-    A tensor whose items are stored in another order appears behind the end of its file: it is put
-    in order when it is read.
-    """
-
-    def __init__(self, storage: LocalStorage) -> None:
-        self._storage = storage
-        self._behind: dict[str, dict[int, tuple[TensorBytes, int]]] = {}
-        """By file: tensors by the place where they appear, with their archives' places."""
-        self._copies: OrderedDict[tuple[str, int], Any] = OrderedDict()
-        self._lock = threading.Lock()
-        self._values = b""
-
-    @property
-    def location(self) -> str:
-        return self._storage.location
-
-    def keep_values(self, data: bytes) -> None:
-        """The bytes of tensors that lie within values."""
-        self._values = data
-
-    def size(self, key: str) -> int:
-        return len(self._values) if key == VALUES_FILE else self._storage.size(key)
-
-    def get(self, key: str, *, max_nbytes: int) -> bytes:
-        return self._storage.get(key, max_nbytes=max_nbytes)
-
-    def read(self, key: str, offset: int, nbytes: int) -> bytes:
-        return self._storage.read(key, offset, nbytes)
-
-    def map(self, key: str) -> memoryview:
-        return memoryview(self._values) if key == VALUES_FILE else self._storage.map(key)
-
-    def read_into(self, key: str, offset: int, buffers: Sequence[Any]) -> None:
-        behind = self._found_behind(key, offset)
-        if key == VALUES_FILE:
-            _fill(buffers, memoryview(self._values)[offset:])
-        elif behind is not None:
-            start, copy = behind
-            _fill(buffers, memoryview(copy)[offset - start :])
-        else:
-            self._storage.read_into(key, offset, buffers)
-
-    def end(self, key: str) -> int:
-        """Where the last of what appears in a file, or behind it, ends."""
-        known = self._behind.get(key)
-        if not known:
-            return self.size(key)
-        last = max(known)
-        return last + _nbytes(known[last][0])
-
-    def put_behind(self, key: str, tensor: TensorBytes, archive: int) -> int:
-        """The place behind the file's end where a tensor appears, its items in order."""
-        with self._lock:
-            start = -(-self.end(key) // 64) * 64 + _APART_NBYTES
-            self._behind.setdefault(key, {})[start] = tensor, archive
-            return start
-
-    def _found_behind(self, key: str, offset: int) -> tuple[int, Any] | None:
-        with self._lock:
-            starts = [start for start in self._behind.get(key, ()) if start <= offset]
-            if not starts:
-                return None
-            start = max(starts)
-            tensor, archive = self._behind[key][start]
-            if (key, start) not in self._copies:
-                self._copies[key, start] = self._in_order(key, tensor, archive)
-                while len(self._copies) > _KEPT_COPIES:
-                    self._copies.popitem(last=False)
-            return start, self._copies[key, start]
-
-    def _in_order(self, key: str, tensor: TensorBytes, archive: int) -> bytes:
-        size = itemsize(tensor.dtype)
-        stored = self._storage.read(key, archive + tensor.start, tensor.memory[1] - tensor.start)
-        items = np.ndarray(
-            tensor.shape,
-            BIT_DTYPES[size],
-            buffer=stored,
-            strides=[stride * size for stride in tensor.strides],
-        )
-        return items.tobytes()
-
-    def close(self) -> None:
-        self._storage.close()
-
-
-def _nbytes(tensor: TensorBytes) -> int:
-    return Box.whole(tensor.shape).numel * itemsize(tensor.dtype)
-
-
-def _fill(buffers: Sequence[Any], data: memoryview) -> None:
-    at = 0
-    for buffer in buffers:
-        view = memoryview(buffer).cast("B")
-        view[:] = data[at : at + len(view)]
-        at += len(view)
 
 
 class DcpPlaces:
@@ -333,81 +207,3 @@ class DcpPlaces:
 
     def own_values(self, index: int) -> Mapping[str, Node]:
         return {}
-
-
-@dataclass(frozen=True, slots=True)
-class _FoundValues:
-    """What is no tensor, as nodes by key; tensors within them lie in a file of their own."""
-
-    nodes: Mapping[str, Node]
-    tensors: Sequence[ForeignTensor]
-
-
-_NO_VALUES = _FoundValues({}, ())
-
-
-class _Values:
-    """Reads values with torch, which is told to make nothing but plain ones."""
-
-    def __init__(self, files: DcpFiles, first: int) -> None:
-        self._files = files
-        self._first = first
-        self._nodes: dict[str, Node] = {}
-        self._tensors: list[ForeignTensor] = []
-        self._data = bytearray()
-
-    def read(self, metadata: DcpMetadata) -> _FoundValues:
-        for key, item in metadata.objects.items():
-            self._keep(key, self._load(key, item))
-        self._files.keep_values(bytes(self._data))
-        return _FoundValues(self._nodes, self._tensors)
-
-    def _load(self, key: str, item: Item) -> Any:
-        import torch
-
-        where = f"{self._files.location}: {key!r}"
-        if item.nbytes > _MAX_VALUE_NBYTES:
-            raise UnsupportedError(f"{where} is a value of {item.nbytes} bytes; load it with DCP")
-        data = self._files.read(item.file, item.offset, item.nbytes)
-        archive = Archive(lambda start, nbytes: data[start : start + nbytes], len(data), where)
-        check_archive(archive, where=where)
-        try:
-            value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        except Exception as error:
-            raise unreadable(where, error) from None
-        check_loaded(value, len(data), where=where)
-        return value
-
-    def _keep(self, key: str, value: Any) -> None:
-        from shardkeep.state.keeping import keep_state
-        from shardkeep.transfer.write import as_bytes
-
-        try:
-            kept = keep_state(value)
-        except InvalidError as error:
-            raise UnsupportedError(f"{self._files.location}: {key!r}: {error}") from None
-        numbers: list[int] = []
-        for name, entry in kept.entries.items():
-            numbers.append(self._first + len(self._tensors))
-            # So that items of any size lie as memory wants them.
-            self._data.extend(bytes(-len(self._data) % 16))
-            chunk = ForeignChunk(Box.whole(entry.shape), VALUES_FILE, len(self._data))
-            full = f"{key}.{name}" if name else key
-            self._tensors.append(ForeignTensor(full, entry.dtype, entry.shape, [chunk]))
-            self._data.extend(as_bytes(kept.memory[name][0]))
-        self._nodes[key] = relabel(kept.tree, numbers)
-
-
-def unreadable(where: str, error: Exception) -> ShardkeepError:
-    """Why torch would not load a value without running code."""
-    asked = re.search(
-        r"GLOBAL (\S+)|(?:Unsupported|unsupported) (?:class|global|operand).*", str(error)
-    )
-    if "weights_only" in str(error) or "Weights only" in str(error) or asked:
-        name = asked[1] or asked[0] if asked else "what torch does not take for plain data"
-        return UnsupportedError(
-            f"{where} is pickled with {name:.200}, which might run code: nothing was run. Leave it "
-            "out with keys=, or load it with torch where you trust it"
-        )
-    said = (str(error).splitlines() or ["it ends early"])[0]
-    return CorruptError(f"{where} cannot be read: {said:.200}; take another copy")

@@ -11,11 +11,12 @@ looked at before torch gets it, and the value before anybody walks through it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from mmap import mmap
 from typing import TYPE_CHECKING, Any
 
-from shardkeep.errors import CorruptError, UnsupportedError
+from shardkeep.errors import CorruptError, ShardkeepError, UnsupportedError
 
 if TYPE_CHECKING:
     from shardkeep.translate.torch_archive import Archive
@@ -83,3 +84,18 @@ def _new_nbytes(value: Any, memory: set[tuple[Any, ...]]) -> int:
         return 0
     memory.add(place)
     return value.numel() * value.element_size()
+
+
+def unreadable(where: str, error: Exception) -> ShardkeepError:
+    """Why torch would not load a value without running code."""
+    asked = re.search(
+        r"GLOBAL (\S+)|(?:Unsupported|unsupported) (?:class|global|operand).*", str(error)
+    )
+    if "weights_only" in str(error) or "Weights only" in str(error) or asked:
+        name = asked[1] or asked[0] if asked else "what torch does not take for plain data"
+        return UnsupportedError(
+            f"{where} is pickled with {name:.200}, which might run code: nothing was run. Leave it "
+            "out with keys=, or load it with torch where you trust it"
+        )
+    said = (str(error).splitlines() or ["it ends early"])[0]
+    return CorruptError(f"{where} cannot be read: {said:.200}; take another copy")

@@ -45,9 +45,8 @@ from shardkeep.state.dtypes import TORCH_DTYPES
 from shardkeep.transfer.opened import Opened
 from shardkeep.transfer.progress import Meter
 from shardkeep.translate.choosing import Rename
-from shardkeep.translate.dcp_reading import unreadable
 from shardkeep.translate.export_target import require_free, require_space, staged
-from shardkeep.translate.plain_values import check_archive, check_loaded, check_pickled
+from shardkeep.translate.plain_values import check_archive, check_loaded, check_pickled, unreadable
 from shardkeep.translate.safetensors_writing import ExportReport
 from shardkeep.translate.state_export import PieceReader, piece_nbytes, select_state, tied_names
 from shardkeep.translate.torch_archive import LOCAL, Archive
