@@ -248,7 +248,9 @@ class ReadRule:
 
 
 def _file_plan(places: Places, index: int, asked: Sequence[_Asked], rule: ReadRule) -> FilePlan:
-    file, (pieces, arrays) = places.open_file(index), _pieces(places, index, asked)
+    pieces, arrays = _pieces(places, index, asked)
+    # Not before: where pieces seem to lie may make the file longer.
+    file = places.open_file(index)
     shape = {
         "data_start": file.data_start,
         "file_nbytes": file.nbytes,
