@@ -7,8 +7,8 @@ size.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol, cast
 
 import msgspec
 from msgspec import UNSET
@@ -38,34 +38,80 @@ class WireEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=Fal
     data_offsets: tuple[int, int] | msgspec.UnsetType = msgspec.UNSET
 
 
+class _Chunk(Protocol):
+    """What a checked entry has."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def data_offsets(self) -> tuple[int, int]: ...
+
+
+class StoredEntries(Mapping[str, StoredEntry]):
+    """The entries of a file by name. There may be many thousands: each is made when asked for."""
+
+    def __init__(self, chunks: Mapping[str, _Chunk], header_nbytes: int) -> None:
+        self._chunks = chunks
+        self._header_nbytes = header_nbytes
+
+    def __getitem__(self, name: str) -> StoredEntry:
+        found = self._chunks[name]
+        start, stop = (self._header_nbytes + offset for offset in found.data_offsets)
+        return StoredEntry(found.dtype, found.shape, start, stop)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._chunks)
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def starts(
+        self, names: Sequence[str], dtype: str, shape: tuple[int, ...]
+    ) -> list[int] | None:
+        """Where each of these starts; None unless all are there and have this dtype and shape."""
+        chunks, origin = self._chunks, self._header_nbytes
+        try:
+            found = [chunks[name] for name in names]
+        except KeyError:
+            return None
+        if any(one.dtype != dtype or one.shape != shape for one in found):
+            return None
+        return [origin + one.data_offsets[0] for one in found]
+
+
 def stored_entries(
     wire: Mapping[str, WireEntry], header_nbytes: int, file_nbytes: int
-) -> dict[str, StoredEntry]:
+) -> StoredEntries:
     """The entries with places in the file; they must fill all of it behind the header."""
-    entries: dict[str, StoredEntry] = {}
-    stop = header_nbytes
+    end = file_nbytes - header_nbytes
+    stop = 0
     sizes: dict[object, tuple[int, int]] = {}
     """By dtype and shape, which many share: the bytes of such an entry, and of one item."""
     for name, found in wire.items():
-        dtype, shape, offsets = found.dtype, found.shape, found.data_offsets
-        alike = dtype, shape
-        if offsets is UNSET or alike not in sizes or found.shardkeep is not UNSET:
+        alike, offsets = (found.dtype, found.shape), found.data_offsets
+        known = sizes.get(alike)
+        if known is None or offsets is UNSET or found.shardkeep is not UNSET:
             offsets = _checked(name, found)
-            sizes[alike] = offsets[1] - offsets[0], STORED_ITEMSIZES[cast("str", dtype)]
-        start, end = header_nbytes + offsets[0], header_nbytes + offsets[1]
-        nbytes, itemsize = sizes[alike]
-        if end - start != nbytes or start % itemsize or not header_nbytes <= start <= MAX_INT:
+            known = sizes[alike] = offsets[1] - offsets[0], STORED_ITEMSIZES[str(found.dtype)]
+        first, last = offsets
+        nbytes, itemsize = known
+        if last - first != nbytes or first % itemsize or not 0 <= first <= MAX_INT - header_nbytes:
             _checked(name, found)
-        if start != stop:
+        if first != stop:
             raise CorruptError(
-                f"entry {shown(name)} starts at byte {shown(start)}, but the one before it "
-                f"ends at {stop}: entries leave no holes and do not overlap"
+                f"entry {shown(name)} starts at byte {shown(header_nbytes + first)}, but the one "
+                f"before it ends at {header_nbytes + stop}: entries leave no holes and do not "
+                "overlap"
             )
-        stop = end
-        entries[name] = StoredEntry(cast("str", dtype), cast("tuple[int, ...]", shape), start, end)
-    if stop != file_nbytes:
-        raise CorruptError(f"entries end at byte {stop} of a file of {file_nbytes} bytes")
-    return entries
+        stop = last
+    if stop != end:
+        raise CorruptError(
+            f"entries end at byte {header_nbytes + stop} of a file of {file_nbytes} bytes"
+        )
+    # As `_checked` knows them: nothing is unset.
+    return StoredEntries(cast("Mapping[str, _Chunk]", wire), header_nbytes)
 
 
 def _checked(name: str, found: WireEntry) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from shardkeep.errors import CorruptError, InvalidError
 from shardkeep.manifest.canonical import brief, check_density, decode_json, with_fresh_stack
 from shardkeep.manifest.digests import Digests, header_digest
 from shardkeep.manifest.dtypes import storage_entry
-from shardkeep.manifest.entries import StoredEntry, WireEntry, stored_entries
+from shardkeep.manifest.entries import StoredEntries, StoredEntry, WireEntry, stored_entries
 from shardkeep.manifest.files import FileRecord
 from shardkeep.manifest.head import check_version
 from shardkeep.manifest.limits import (
@@ -60,7 +60,7 @@ class Header:
     file_nbytes: int
     block_nbytes: int
     digests: Digests
-    entries: Mapping[str, StoredEntry]
+    entries: StoredEntries
     per_rank: Mapping[str, Node]
     """The rank's own values by key."""
 
@@ -82,17 +82,10 @@ class Header:
         """Where `box` of each of many tensors of one dtype and shape starts; as `chunk`."""
         if not records:
             return []
-        first, entries = records[0], self.entries
-        dtype, shape = storage_entry(first.dtype, box.shape)
-        names = chunk_names([record.key for record in records], box, first.shape)
+        names = chunk_names([record.key for record in records], box, records[0].shape)
         # There may be many thousands: what is as it should be is not looked at one by one.
-        try:
-            found = [entries[name] for name in names]
-        except KeyError:
-            found = list[StoredEntry]()
-        if not found or any(one.dtype != dtype or one.shape != shape for one in found):
-            found = [self.chunk(record, box, where=where) for record in records]
-        return [one.start for one in found]
+        found = self.entries.starts(names, *storage_entry(records[0].dtype, box.shape))
+        return found or [self.chunk(record, box, where=where).start for record in records]
 
 
 class _Metadata(msgspec.Struct, forbid_unknown_fields=True):

@@ -208,8 +208,9 @@ class _Room:
 
     def packed(self) -> _Piece:
         """All that was added; the room is free again with the next call."""
-        copy_bytes(self._targets, self._sources, self._sizes)
-        for column in (self._targets, self._sources, self._sizes):
+        columns = self._targets, self._sources, self._sizes
+        copy_bytes(*(np.array(column, np.int64) for column in columns))
+        for column in columns:
             column.clear()
         used, self.used = self.used, 0
         return _Piece(self.bytes[:used], lasts=False)
