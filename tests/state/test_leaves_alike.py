@@ -15,6 +15,7 @@ from shardkeep.manifest import DictNode, Manifest, TensorNode, TensorRecord
 from shardkeep.state.dtypes import DTYPE_NAMES
 from shardkeep.state.keeping import keep_state
 from shardkeep.state.restoring import fit_state, require_fit
+from shardkeep.state.tree import leaves as leaves_of
 from tests.state.fake_world import RANK, SIZE, fake_world, numbers
 
 
@@ -112,7 +113,7 @@ def manifest(leaves: dict[str, Any]) -> Manifest:
 def test_each_tensor_gets_the_boxes_of_its_own_layout(reverse: bool):
     leaves = state()
     stored = manifest(dict(reversed(leaves.items())) if reverse else leaves)
-    fit = fit_state(stored, leaves, me=RANK, keys=None, cast=False)
+    fit = fit_state(stored, leaves_of(leaves), me=RANK, keys=None, cast=False)
 
     require_fit(fit, strict=True)
     assert [path for (path,) in fit.paths] == list(leaves)
@@ -130,7 +131,7 @@ def test_each_tensor_gets_the_boxes_of_its_own_layout(reverse: bool):
 def test_tensors_that_do_not_fit_are_named_beside_others_alike():
     leaves = state()
     other = manifest({**leaves, "rows again": numbers(9, 8), "plain again": numbers(8, 8).double()})
-    fit = fit_state(other, leaves, me=RANK, keys=None, cast=False)
+    fit = fit_state(other, leaves_of(leaves), me=RANK, keys=None, cast=False)
 
     with pytest.raises(ConflictError, match=r"'rows again' has shape .*'plain again' is torch"):
         require_fit(fit, strict=True)

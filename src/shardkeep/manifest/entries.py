@@ -67,9 +67,7 @@ class StoredEntries(Mapping[str, StoredEntry]):
     def __len__(self) -> int:
         return len(self._chunks)
 
-    def starts(
-        self, names: Sequence[str], dtype: str, shape: tuple[int, ...]
-    ) -> list[int] | None:
+    def starts(self, names: Sequence[str], dtype: str, shape: tuple[int, ...]) -> list[int] | None:
         """Where each of these starts; None unless all are there and have this dtype and shape."""
         chunks, origin = self._chunks, self._header_nbytes
         try:

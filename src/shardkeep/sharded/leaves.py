@@ -158,25 +158,22 @@ class LaidOutAlike(Generic[_T]):
 
     def __init__(self, find: Callable[[torch.Tensor], _T]) -> None:
         self._find = find
-        self._known: dict[object, list[tuple[object, _T]]] = {}
+        self._known: dict[object, list[tuple[object, object, _T]]] = {}
 
-    def of(self, leaf: torch.Tensor) -> _T:
+    def of(self, leaf: Any) -> _T:
         """The answer for a leaf that is a DTensor."""
         # Not by the tensor's own attributes, each of which takes as long as all of this.
-        spec = cast("Any", leaf)._spec
+        spec = leaf._spec
         placements, meta = spec.placements, spec.tensor_meta
-        # With types: some versions of torch have a strided shard equal a plain one.
-        kinds = tuple(map(type, placements))
-        alike = id(spec.mesh), meta.shape, meta.dtype, kinds
-        known = self._known.get(alike)
-        if known is None:
-            known = self._known[alike] = []
+        alike = id(spec.mesh), meta.shape, meta.dtype
         # Compared, not hashed: that takes longer.
-        for others, found in known:
-            if others == placements:
+        for others, kinds, found in self._known.get(alike, ()):
+            # With types: some versions of torch have a strided shard equal a plain one.
+            if others == placements and kinds == tuple(map(type, placements)):
                 return found
         found = self._find(leaf)
-        known.append((placements, found))
+        known = self._known.setdefault(alike, [])
+        known.append((placements, tuple(map(type, placements)), found))
         return found
 
 

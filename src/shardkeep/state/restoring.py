@@ -46,7 +46,6 @@ from shardkeep.sharded.leaves import (
 from shardkeep.state.dtypes import DTYPE_NAMES, TORCH_DTYPES
 from shardkeep.state.keeping import cells_identity
 from shardkeep.state.paths import Path, dotted, path_text
-from shardkeep.state.tree import leaves
 
 _SHOWN = 5
 _COMPLEX = frozenset(name for name, dtype in TORCH_DTYPES.items() if dtype.is_complex)
@@ -129,14 +128,14 @@ def _gather(node: Node, path: Path, found: list[tuple[Path, Node]]) -> None:
 
 def fit_state(
     manifest: Manifest,
-    shadow: Any,
+    leaves: Sequence[tuple[Path, Any]],
     *,
     me: int,
     keys: Sequence[str] | None,
     cast: bool,
     device: torch.device | None = None,
 ) -> Fit:
-    """What goes where. `shadow` is the state with live objects replaced by their state dicts."""
+    """What goes where. `leaves` are those of a state, live objects as their state dicts."""
     fitter = _Fitter(manifest, me, cast, device)
     stored = _asked(stored_leaves(manifest.tree), keys)
     if keys is not None and not stored:
@@ -144,7 +143,7 @@ def fit_state(
             f"nothing in the checkpoint matches keys={list(keys)}; patterns are of dotted paths, "
             "such as 'model.*'"
         )
-    asked = _asked(leaves(shadow), keys)
+    asked = _asked(leaves, keys)
     if [path for path, _ in asked] == [path for path, _ in stored]:
         # As saved, the usual case: nothing has to be looked for.
         fitter.add_all(asked, [node for _, node in stored])
@@ -153,7 +152,9 @@ def fit_state(
     return fitter.fit
 
 
-def _asked(found: list[tuple[Path, _T]], keys: Sequence[str] | None) -> list[tuple[Path, _T]]:
+def _asked(
+    found: Sequence[tuple[Path, _T]], keys: Sequence[str] | None
+) -> Sequence[tuple[Path, _T]]:
     return found if keys is None else [one for one in found if is_asked(one[0], keys)]
 
 
@@ -181,29 +182,28 @@ class _Fitter:
         """Fit leaves of the state to as many of the checkpoint."""
         tensors, slots, whole = self._manifest.tensors, self.fit.slots, _whole
         for (path, leaf), node in zip(leaves, nodes, strict=True):
+            if type(node) is not TensorNode:
+                self._add(path, leaf, node)
+                continue
             # There may be many thousands of these: few calls are made for one.
-            if type(node) is TensorNode and type(leaf) in PLAIN:
-                record = tensors[node.index]
+            record = tensors[node.index]
+            if type(leaf) in PLAIN:
                 shape = record.shape
                 address = _address_of(leaf, record.dtype, shape)
-                if address is None:
-                    self._tensor(path, leaf, record)
-                else:
+                if address is not None:
                     slots.append(Slot(record, whole(shape), leaf, address))
-            else:
-                self._add(path, leaf, node)
+                    continue
+            elif leaf_kind(leaf) == "dtensor" and self._fill_dtensor(leaf, record):
+                continue
+            self._tensor(path, leaf, record)
         self.fit.paths.extend([path for path, _ in leaves])
 
     def _add(self, path: Path, leaf: Any, node: Node) -> None:
-        if type(node) is TensorNode and leaf_kind(leaf) == "dtensor":
-            record = self._manifest.tensors[node.index]
-            if not self._fill_dtensor(leaf, record):
-                self._tensor(path, leaf, record)
-        elif isinstance(node, ValueNode | PerRankNode):
+        if isinstance(node, ValueNode | PerRankNode):
             self._value(path, leaf, node)
         elif isinstance(node, SparseNode):
             self._sparse(path, leaf, node)
-        elif isinstance(node, TensorNode | ArrayNode):
+        elif isinstance(node, ArrayNode):
             self._tensor(path, leaf, self._manifest.tensors[node.index])
 
     def add_found(self, asked: Mapping[Path, Any], stored: dict[Path, Node]) -> None:
@@ -316,9 +316,9 @@ class _Fitter:
         except LayoutError as error:
             raise LayoutError(f"{path_text(path)}: {error}") from error
 
-    def _fill_dtensor(self, leaf: torch.Tensor, record: TensorRecord) -> bool:
+    def _fill_dtensor(self, leaf: Any, record: TensorRecord) -> bool:
         """Have a DTensor filled of which this rank holds one box; False if it raises questions."""
-        held, local = self._held_alike.of(leaf), cast("Any", leaf)._local_tensor
+        held, local = self._held_alike.of(leaf), leaf._local_tensor
         if (
             held is None
             or type(local) is not torch.Tensor

@@ -5,7 +5,7 @@ from typing import Any
 
 from shardkeep.errors import InvalidError
 from shardkeep.manifest import Manifest, Node
-from shardkeep.state.adapting import adapters
+from shardkeep.state.adapting import adapters_of
 from shardkeep.state.live import Stored
 from shardkeep.state.paths import Path, dotted, get_element, path_text
 from shardkeep.state.placing import place, placed
@@ -23,12 +23,15 @@ class Shadow:
         self, state: Any, manifest: Manifest, *, me: int, keys: Sequence[str] | None
     ) -> None:
         root = Stored(manifest.tree, manifest.tensors, manifest.world, me)
-        found = {path: (live, root.at(*path)) for path, live in adapters(state).items()}
+        there = leaves(state)
+        found = {path: (live, root.at(*path)) for path, live in adapters_of(there).items()}
         self._live = {
             path: live for path, (live, stored) in found.items() if _is_open(path, stored, keys)
         }
         self._hollow = {path for path in self._live if _is_hollow(found[path][1].node)}
         self.tree = state
+        self.leaves: Sequence[tuple[Path, Any]] = there
+        """What may be filled, by place."""
         if self._live:
             self.tree = map_tree(
                 lambda path, leaf: (
@@ -36,12 +39,13 @@ class Shadow:
                 ),
                 state,
             )
+            self.leaves = leaves(self.tree)
 
     def require_whole(self, paths: Iterable[Path]) -> None:
         """Raise unless the objects that can only be loaded whole are, or not at all."""
         loaded = set(paths)
         touched = self._by_owner(loaded)
-        for path, _ in leaves(self.tree):
+        for path, _ in self.leaves:
             at = self._owner(path)
             if path in loaded or at not in touched or self._live[at].is_divisible:
                 continue

@@ -149,8 +149,11 @@ def _gather(
 ) -> None:
     above = _enter(tree, path, above)
     for key, value in zip(opened.container.keys, opened.values, strict=True):
-        # There may be many thousands: no call is made for a plain one.
-        inner = None if type(value) in COMMON_LEAVES else open_container(value)
+        # There may be many thousands: no call is made for these.
+        if type(value) in COMMON_LEAVES or isinstance(value, torch.Tensor):
+            inner = None
+        else:
+            inner = open_container(value)
         if inner is None:
             found.append(((*path, key), value))
         else:

@@ -64,7 +64,7 @@ def explain_load(
 ) -> LoadExplanation:
     """The plan of this rank's load; reads the manifest and headers only."""
     shadow = Shadow(into, opened.manifest, me=me, keys=keys)
-    fit = fit_state(opened.manifest, shadow.tree, me=me, keys=keys, cast=True)
+    fit = fit_state(opened.manifest, shadow.leaves, me=me, keys=keys, cast=True)
     parts = [number for node in fit.sparse.values() for number in tensor_numbers(node)]
     records = [opened.manifest.tensors[number] for number in parts]
     boxes = [(slot.record, slot.box) for slot in fit.slots]

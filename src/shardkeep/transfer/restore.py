@@ -165,7 +165,7 @@ class _Load:
             shadow = Shadow(self.into, manifest, me=council.me, keys=options.keys)
             fit = fit_state(
                 manifest,
-                shadow.tree,
+                shadow.leaves,
                 me=council.me,
                 keys=options.keys,
                 cast=options.cast,

@@ -51,6 +51,7 @@ class _Alike:
     index: int
     box: Box
     nbytes: int
+    """0 if this is not the way for them."""
     places: list[Place] = field(default_factory=list[Place])
 
 
@@ -60,7 +61,7 @@ class Scatter:
     def __init__(self, opened: Opened, headers: Headers) -> None:
         self._opened = opened
         self._headers = headers
-        self._known: dict[object, _Alike | None] = {}
+        self._known: dict[object, _Alike] = {}
 
     @classmethod
     def of(cls, opened: Opened) -> Scatter | None:
@@ -79,29 +80,28 @@ class Scatter:
             record, box = place.record, place.box
             # Boxes of tensors alike are one object: by its identity it is found much faster.
             kind = record.grid, record.dtype, record.shape, id(box)
-            if kind not in known:
-                known[kind] = self._alike(record, box)
-            alike = known[kind]
-            if alike is None or place.address is None:
-                rest.append(place)
-            else:
+            alike = known.get(kind)
+            if alike is None:
+                alike = known[kind] = self._alike(record, box)
+            if alike.nbytes and place.address is not None:
                 alike.places.append(place)
+            else:
+                rest.append(place)
         return rest
 
-    def _alike(self, record: TensorRecord, box: Box) -> _Alike | None:
+    def _alike(self, record: TensorRecord, box: Box) -> _Alike:
         nbytes = box.numel * itemsize(record.dtype)
-        if not 0 < nbytes < DIRECT_NBYTES:
-            return None
-        chunks = self._opened.manifest.chunks_meeting(record, box)
-        if len(chunks) != 1 or chunks[0][0] != box:
-            return None
-        return _Alike(chunks[0][1], box, nbytes)
+        if 0 < nbytes < DIRECT_NBYTES:
+            chunks = self._opened.manifest.chunks_meeting(record, box)
+            if len(chunks) == 1 and chunks[0][0] == box:
+                return _Alike(chunks[0][1], box, nbytes)
+        return _Alike(-1, box, 0)
 
     def plans(self, rule: ReadRule, *, threads: int) -> list[FilePlan]:
         """What to read of which file; reads the headers of these files, but no data."""
         by_file: dict[int, list[_Alike]] = {}
         for alike in self._known.values():
-            if alike is not None and alike.places:
+            if alike.places:
                 by_file.setdefault(alike.index, []).append(alike)
         self._headers.fetch(by_file, threads=threads)
         found: list[FilePlan] = []
