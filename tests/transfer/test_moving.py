@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from shardkeep.plan.reads import Runs
-from shardkeep.ranks import process_memory
+from shardkeep.storage.buffers import MAX_BUFFERS_PER_CALL
 from shardkeep.transfer import moving
 from shardkeep.transfer.moving import copy_bytes, copy_runs
 
@@ -57,7 +57,7 @@ def no(*_):
 
 @pytest.mark.parametrize("is_scattered", [True, False])
 def test_more_pieces_than_the_kernel_takes_at_once(is_scattered):
-    count = 2 * process_memory.MAX_PLACES + 5
+    count = 2 * MAX_BUFFERS_PER_CALL + 5
     near, far = np.arange(count) * 3, np.arange(count)[::-1] * 5
     to, come_from = (far, near) if is_scattered else (near, far)
     source, target = random_bytes(5 * count), np.zeros(5 * count, np.uint8)
@@ -83,7 +83,7 @@ def test_where_the_kernel_refuses_or_stops_pieces_are_copied_all_the_same():
     libc = mock.Mock(process_vm_readv=stops, process_vm_writev=stops)
     for _ in range(2):
         target[:] = 0
-        with mock.patch.object(process_memory, "_libc", libc):
+        with mock.patch.object(moving, "_libc", libc):
             copy_bytes(
                 starts[::-1] + target.ctypes.data,
                 starts + source.ctypes.data,
