@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.asked import Asked
 from benchmarks.contenders.background import (
+    CACHED,
     COPY_ON_WRITE,
     BackgroundContender,
     Prepared,
@@ -91,15 +92,16 @@ def _figure(act: str, name: str, several: Sequence[Timed]) -> Figure:
 
 
 def _apart(contenders: Sequence[BackgroundContender]) -> list[list[BackgroundContender]]:
-    """Those that share a process.
+    """Those that share a process, and take turns.
 
-    A fork copies the tables of all memory that a process has, that of the others, too; and what all
-    stage together is more memory than there is.
+    What is compared does: ours and DCP's best. A fork copies the tables of all memory that a
+    process has; whoever stages in fresh memory, 2 GiB each time, slows down the next one; and what
+    all stage together is more memory than there is.
     """
+    first = [one for one in contenders if one.name in (OURS, CACHED)]
     forks = [one for one in contenders if one.name == COPY_ON_WRITE]
-    peers = [one for one in contenders if one.is_peer]
-    others = [one for one in contenders if one not in (*forks, *peers)]
-    return [group for group in (others, peers, forks) if group]
+    others = [one for one in contenders if one not in (*first, *forks)]
+    return [group for group in (first, others, forks) if group]
 
 
 def _first_saves(
@@ -186,24 +188,26 @@ class _Racer:
         self, contenders: Sequence[BackgroundContender], repetitions: int
     ) -> tuple[Samples, dict[str, str]]:
         ready = [one for one in contenders if self._can(one, self._warm_up)]
-        # A fork would copy the tables of its memory, too.
-        forks = any(one.name == COPY_ON_WRITE for one in contenders)
-        copy = None if forks else _Copy(self.state)
+        # What ours are compared with is measured beside them.
+        copy = _Copy(self.state) if any(one.name == OURS for one in contenders) else None
         for turn in range(-1, repetitions):
             # The first turn warms up: first saves are measured in other processes.
             if turn == 0:
                 self.samples.clear()
-            for _ in range(_BASE_SAMPLES):
-                if copy is not None:
-                    self._keep(LATER, COPY, copy.timed())
-                self._keep(STEP, QUIET, self.loop.quiet())
-            self._keep(TOTAL, SYNC, self._wait_for_save())
+            if copy is not None:
+                self._measure_base(copy)
             for contender in in_turn(ready, turn):
                 if not self._can(contender, self._measure):
                     ready.remove(contender)
         for contender in ready:
             self._can(contender, self._prove)
         return self.samples, self.notes
+
+    def _measure_base(self, copy: _Copy) -> None:
+        for _ in range(_BASE_SAMPLES):
+            self._keep(LATER, COPY, copy.timed())
+            self._keep(STEP, QUIET, self.loop.quiet())
+        self._keep(TOTAL, SYNC, self._wait_for_save())
 
     def first(self, contender: BackgroundContender) -> Timed:
         self._warm_up(contender)
