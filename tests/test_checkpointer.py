@@ -49,6 +49,14 @@ def test_a_background_save_keeps_the_state_of_its_call(make):
         assert_restores(run, 10)
 
 
+def test_a_restore_needs_a_state_to_fill(make):
+    with make() as run:
+        run.save(10, state_of(10))
+        with pytest.raises(sk.InvalidError, match="fills a state in place"):
+            run.restore(None)
+        assert_restores(run, 10)
+
+
 def test_a_step_is_saved_once(make):
     run = make()
     run.save(10, state_of(10))

@@ -267,6 +267,10 @@ class Checkpointer:
         `on_damage="fallback"`: then the one before is taken, with a warning. `share` is as in
         `load`; with a local tier, hosts hand each other what only one of them has in any case.
         """
+        if state is None:
+            raise InvalidError(
+                "restore fills a state in place: pass one; load(run.path_of(step)) makes a new one"
+            )
         self._under_way.wait()
         shared = {name: self._options[name] for name in ("threads", "timeout", "group")}
         wishes = {"strict": strict, "cast": cast, "verify": verify, "device": device}
