@@ -67,6 +67,10 @@ def test_entries_lie_one_after_the_other_behind_the_header():
     ]
 
 
+def test_of_no_tensors_there_are_no_starts():
+    assert read(encoded()).starts([], Box((0,), (3,)), where="f") == []
+
+
 def test_the_bytes_are_those_that_the_format_page_describes():
     data = encoded()
     text = data[8:].rstrip(b" ").decode()

@@ -82,6 +82,8 @@ class Header:
         """Where `box` of each of many tensors of one dtype and shape starts; as `chunk`."""
         if not records:
             return []
+        if not records:
+            return []
         names = chunk_names([record.key for record in records], box, records[0].shape)
         # There may be many thousands: what is as it should be is not looked at one by one.
         found = self.entries.starts(names, *storage_entry(records[0].dtype, box.shape))
