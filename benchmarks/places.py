@@ -12,7 +12,8 @@ from pathlib import Path
 BUILD = Path(__file__).parents[1] / "build"
 TMPFS = Path("/dev/shm")
 _PIECE = bytes(2**24)
-_MOST_PASSES = 5
+_MOST_PASSES = 10
+_least_seconds: dict[int, float] = {}
 
 
 @contextmanager
@@ -26,16 +27,17 @@ def folder_on(place: Path) -> Generator[Path]:
 def level_the_field(nbytes: int) -> None:
     """Nobody pays for what the one before left to be written, or for pages never touched before.
 
-    A virtual machine's free memory may be with its host: the first to use it waits for it. So it is
-    used until that takes no less time than before.
+    A virtual machine gives free memory back to its host, at moments of its own; the next to use it
+    waits for it. So it is used until that takes as little time as it ever did, twice in a row.
     """
     os.sync()
-    before = math.inf
+    level = 0
     for _ in range(_MOST_PASSES):
         seconds = _seconds_to_use(nbytes)
-        if seconds > 0.8 * before:
+        _least_seconds[nbytes] = min(seconds, _least_seconds.get(nbytes, math.inf))
+        level = level + 1 if seconds < 1.1 * _least_seconds[nbytes] else 0
+        if level == 2:
             return
-        before = seconds
 
 
 def _seconds_to_use(nbytes: int) -> float:

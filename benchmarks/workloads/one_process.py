@@ -35,7 +35,7 @@ def run(asked: Asked) -> list[Figure]:
         again = [RecycledFiles(), Raw(recycled=True)]
         others = asked.unless_quick([*peers(), Megatron()])
         figures += races_apart(
-            asked, NAME, "tmpfs", large, [*_fresh(), *again], others, asked.turns(5, 2)
+            asked, NAME, "tmpfs", large, [*_fresh(), *again], others, asked.turns(7, 2)
         )
     if asked.has("disk"):
         others = asked.unless_quick([*peers(), Megatron(durable=True)])
