@@ -37,7 +37,7 @@ lint: $(READY) ## style, format, types, and which folder may import which
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-bench: $(PEERS)/.ready ## saves and loads beside other libraries and the raw limit; writes docs/performance.md (40 minutes)
+bench: $(PEERS)/.ready ## saves and loads beside other libraries and the raw limit; writes docs/performance.md (45 minutes)
 	PYTHONPATH=src:. $(PEERS)/bin/python -m benchmarks
 	PYTHONPATH=src:. $(PEERS)/bin/python -m benchmarks.page
 
