@@ -89,7 +89,7 @@ def _beyond_raw(claims: Sequence[Claim]) -> str:
     count = sum(claim.is_beyond_raw for claim in claims)
     if not count:
         return ""
-    return f" {count} of the others were missed by raw itself, which only moves the bytes."
+    return f" Raw itself, which only moves the bytes, misses {count} of the others."
 
 
 def _made(kept: Mapping[str, Kept]) -> str:
