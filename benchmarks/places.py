@@ -31,13 +31,13 @@ def level_the_field(nbytes: int) -> None:
     waits for it. So it is used until that takes as little time as it ever did, twice in a row.
     """
     os.sync()
-    level = 0
+    before = math.inf
     for _ in range(_MOST_PASSES):
         seconds = _seconds_to_use(nbytes)
-        _least_seconds[nbytes] = min(seconds, _least_seconds.get(nbytes, math.inf))
-        level = level + 1 if seconds < 1.1 * _least_seconds[nbytes] else 0
-        if level == 2:
+        least = _least_seconds[nbytes] = min(seconds, _least_seconds.get(nbytes, math.inf))
+        if max(before, seconds) < 1.1 * least:
             return
+        before = seconds
 
 
 def _seconds_to_use(nbytes: int) -> float:
